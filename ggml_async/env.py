@@ -1,0 +1,38 @@
+"""Every environment variable that ggml-async reads or sets; the docs are checked against this table."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+
+
+class Env(Enum):
+    """(name, what it does). ``Env.MODE.get()`` reads it."""
+
+    MODE = ("GGML_ASYNC", "mode of the plug-in when it loads: off, stock or async (default async)")
+    LLAMA = ("GGML_ASYNC_LLAMA", "folder of the llama.cpp libraries to use, as --llama")
+    LIBRARY = ("GGML_ASYNC_LIBRARY", "path of another build of libggml-async.so for the Python package to load")
+    CACHE = ("GGML_ASYNC_CACHE", "folder for the fetched runtime and models instead of the user's cache folder")
+    BACKEND_PATH = ("GGML_BACKEND_PATH", "ggml's own: the out-of-tree backend that programs load; ours goes here")
+    VK_VISIBLE_DEVICES = (
+        "GGML_VK_VISIBLE_DEVICES",
+        "ggml-vulkan's own: device indices; set to 0 when no GPU is there, so that lavapipe is listed",
+    )
+    VK_DISABLE_FUSION = (
+        "GGML_VK_DISABLE_FUSION",
+        "ggml-vulkan's own: set to 1 on lavapipe, where the fused shaders are slow",
+    )
+
+    @property
+    def key(self) -> str:
+        """The variable's name."""
+        return self.value[0]
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for the docs."""
+        return self.value[1]
+
+    def get(self) -> str | None:
+        """Its value, or None when unset or empty."""
+        return os.environ.get(self.key) or None
