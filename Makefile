@@ -1,0 +1,75 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what is missing first.
+
+VENV    := .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+# npm may come from the virtual environment (tools/setup.sh puts it there when the system has none)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NATIVE  := CMakeLists.txt $(shell find native -name '*.[ch]' -o -name '*.map' -o -name '*.cpp' -o -name CMakeLists.txt)
+SOURCES := pyproject.toml $(NATIVE) $(shell find ggml_async -name '*.py')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup install demo test lint unit native sanitize integration hosts docs golden bench wheel clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+demo: install ## profile the demo model on the GPU that is there, or on lavapipe
+	$(BIN)/ggml-async profile -n 8 -r 3
+
+test: install lint unit native sanitize integration docs ## everything CI runs
+	@echo "make test: all passed"
+
+setup: $(VENV)/.setup ## system packages and the virtual environment
+
+$(VENV)/.setup: tools/setup.sh
+	PYTHON=$(PYTHON) sh tools/setup.sh
+	@touch $@
+
+install: $(VENV)/.installed ## build the plug-in and install the package into .venv
+
+$(VENV)/.installed: $(VENV)/.setup $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation '.[test]'
+	@touch $@
+
+lint: install ## ruff and mypy (strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: install ## unit tests, under a minute, no GPU and no network
+	$(BIN)/pytest tests/unit -q
+
+native: $(VENV)/.setup ## native tests
+	cmake -S . -B build/native -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON
+	cmake --build build/native
+	ctest --test-dir build/native --output-on-failure
+
+sanitize: $(VENV)/.setup ## native tests under AddressSanitizer and UBSan, then ThreadSanitizer
+	cmake -S . -B build/asan -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON -DGGML_ASYNC_SANITIZE=address,undefined
+	cmake --build build/asan
+	ctest --test-dir build/asan --output-on-failure
+	cmake -S . -B build/tsan -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON -DGGML_ASYNC_SANITIZE=thread
+	cmake --build build/tsan
+	ctest --test-dir build/tsan --output-on-failure
+
+integration: install ## real llama.cpp builds on lavapipe (fetches the pinned runtime once)
+	$(BIN)/pytest tests/integration -q
+
+docs: install ## the docs name every option, variable, counter and exit code
+	$(BIN)/python tools/check_docs.py
+
+golden: install ## write the golden outputs again after a deliberate change; look at the diff
+	$(BIN)/python tools/update_golden.py
+
+bench: install ## what recording costs, interleaved, on the device that is there
+	$(BIN)/python tools/bench_overhead.py
+
+wheel: $(VENV)/.setup ## sdist, and the wheel from that sdist, in dist/
+	$(BIN)/pip install --quiet build
+	$(BIN)/python -m build --no-isolation .
+
+clean: ## remove what was built (the download cache stays)
+	rm -rf build dist $(VENV)

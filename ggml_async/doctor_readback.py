@@ -1,0 +1,56 @@
+"""Child of ``doctor``: a tiny MoE with its experts on the CPU, stock and async, and one line of JSON about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from . import models, native
+from .llama import LlamaLibrary
+
+#: Tokens decoded per arm.
+N_TOKENS = 2
+
+
+def main(llama_dir: Path, folder: Path) -> None:
+    """Decode with both arms; prints counts and whether the logits were bitwise equal.
+
+    Args:
+        llama_dir: folder of the llama.cpp libraries.
+        folder: an existing folder for the model; the caller removes it.
+    """
+    path = folder / "tiny.gguf"
+    models.make_synthetic(path, **models.PRESETS["tiny"])
+    library = LlamaLibrary(llama_dir)
+    host = native.attach(library.ggml_library)
+    seen: dict[str, dict[str, int]] = {}
+    logits: dict[str, list[bytes]] = {}
+    overrides = [(r"blk\.[0-9]+\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU")]
+    with library.load_model(path, overrides=overrides) as model, model.context(n_ctx=64, n_threads=1) as context:
+        for arm in ("stock", "async"):
+            host.mode = arm
+            context.clear_memory()
+            host.reset_counters()
+            logits[arm] = []
+            for token in range(1, N_TOKENS + 1):
+                context.decode([token])
+                context.synchronize()
+                logits[arm].append(context.logits().tobytes())
+            seen[arm] = host.counters()
+    print(
+        json.dumps(
+            {
+                "readbacks": seen["async"]["readbacks"],
+                "stages": seen["async"]["stages"],
+                "stock_synchronizes": seen["stock"]["synchronizes"],
+                "async_synchronizes": seen["async"]["synchronizes"],
+                "declined": {k.removeprefix("declined_"): v for k, v in seen["async"].items() if k.startswith("declined_") and v},
+                "identical": logits["stock"] == logits["async"],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,195 @@
+"""The executor that really runs llama.cpp with the plug-in attached (see ``profile.py`` for the protocol)."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggml_async import native, runtime
+from ggml_async.env import Env
+from ggml_async.errors import GgmlAsyncError
+from ggml_async.gguf_file import GgufFile
+from ggml_async.llama import Context, Device, LlamaLibrary, Model
+from ggml_async.profile import Tokens
+from ggml_async.profile_plan import Config, LoadKey
+from ggml_async.profile_result import Fingerprint, Records
+
+#: Unread records kept: one decode of many ubatches writes a few thousand.
+RECORD_CAPACITY = 1 << 17
+
+
+class LlamaSession:
+    """One llama.cpp context."""
+
+    def __init__(self, context: Context, host: native.Host, recorder: native.Recorder) -> None:
+        self._context = context
+        self._host = host
+        self._recorder = recorder
+
+    def set_mode(self, arm: str) -> None:
+        """See profile.Session."""
+        self._host.mode = native.Mode(arm)
+
+    def clear(self) -> None:
+        """See profile.Session."""
+        self._context.synchronize()
+        self._context.clear_memory()
+
+    def decode(self, tokens: Tokens) -> None:
+        """See profile.Session."""
+        self._context.decode(tokens)
+        self._context.synchronize()
+
+    def fingerprint(self) -> Fingerprint:
+        """See profile.Session."""
+        logits = self._context.logits(-1)
+        digest = hashlib.blake2b(np.ascontiguousarray(logits, dtype=np.float32).tobytes(), digest_size=16).digest()
+        return Fingerprint(digest, bool(np.isfinite(logits).all()))
+
+    def take_records(self) -> Records:
+        """See profile.Session."""
+        records = self._recorder.read()
+        return records[records["host"] == self._host.id]
+
+    def counters(self) -> dict[str, int]:
+        """See profile.Session."""
+        return self._host.counters()
+
+    def close(self) -> None:
+        """See profile.Session."""
+        self._context.close()
+
+
+class LlamaExecutor:
+    """llama.cpp in this process. Close it: it frees the model and detaches."""
+
+    def __init__(self, library: LlamaLibrary, model_file: GgufFile, should_stop: Callable[[], bool]) -> None:
+        self._library = library
+        self._file = model_file
+        self._should_stop = should_stop
+        self._key: LoadKey | None = None
+        self._model: Model | None = None
+        self._host = native.attach(library.ggml_library)
+        self._recorder = native.Recorder(RECORD_CAPACITY)
+        self._recorder.__enter__()
+
+    def close(self) -> None:
+        """Free the model, stop recording, detach; harmless when done before."""
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+        self._recorder.__exit__(None, None, None)
+        self._host.detach()
+
+    def now(self) -> int:
+        """See profile.Executor."""
+        return time.perf_counter_ns()
+
+    def utc(self) -> datetime.datetime:
+        """See profile.Executor."""
+        return datetime.datetime.now(datetime.timezone.utc)
+
+    def devices(self) -> list[Device]:
+        """Of llama.cpp, in the order of its registry."""
+        return self._library.devices()
+
+    def load(self, key: LoadKey) -> None:
+        """See profile.Executor."""
+        if key == self._key:
+            return
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+        by_name = {d.name: d for d in self.devices()}
+        self._model = self._library.load_model(
+            self._file.path,
+            n_gpu_layers=key.n_gpu_layers,
+            overrides=key.overrides,
+            devices=[by_name[name] for name in key.devices],
+            progress=self._loading,
+        )
+        self._key = key
+
+    def _loading(self, _fraction: float) -> None:
+        if self._should_stop():
+            raise KeyboardInterrupt
+
+    def open(self, config: Config) -> LlamaSession:
+        """See profile.Executor."""
+        context = self._loaded().context(
+            n_ctx=config.n_ctx,
+            n_batch=config.n_batch,
+            n_ubatch=config.n_ubatch,
+            n_threads=config.n_threads,
+            flash_attn=config.flash_attn,  # type: ignore[arg-type]  # checked by the plan
+        )
+        return LlamaSession(context, self._host, self._recorder)
+
+    def n_vocab(self) -> int:
+        """See profile.Executor."""
+        return self._loaded().n_vocab
+
+    def device_names(self) -> list[str]:
+        """See profile.Executor."""
+        return [d.name for d in self.devices()]
+
+    def dropped(self) -> int:
+        """See profile.Executor."""
+        return self._recorder.dropped
+
+    def describe(self) -> dict[str, Any]:
+        """See profile.Executor."""
+        file, library, info = self._file, self._library, self._host.info()
+        return {
+            "model": {
+                "path": str(file.path),
+                "arch": file.arch,
+                "n_layer": file.n_layer,
+                "n_expert": file.n_expert,
+                "n_expert_used": file.n_expert_used,
+                "size_bytes": file.size_bytes,
+                "desc": self._model.desc() if self._model else None,
+                "n_params": sum(math.prod(t.shape) for t in file.tensors.values()),
+            },
+            "host": {
+                "llama": library.version,
+                "ggml": info.version or library.ggml_version,
+                "api_version": info.api_version,
+                "dir": str(library.dir),
+                "layout": info.layout,
+            },
+            "devices": [
+                {"name": d.name, "description": d.description, "type": d.type, "async": d.async_} for d in self.devices()
+            ],
+            "build": {},
+        }
+
+    def _loaded(self) -> Model:
+        if self._model is None:
+            raise GgmlAsyncError("no model is loaded", "this is a bug in ggml-async; please report it")
+        return self._model
+
+
+def open_executor(
+    model_file: GgufFile, llama: Path | None, should_stop: Callable[[], bool], say: Callable[[str], None]
+) -> LlamaExecutor:
+    """Choose, load and attach to a llama.cpp build.
+
+    Where the build sees no GPU, ggml-vulkan is asked for software devices too: they are exact in counts. `say` takes
+    one line for the user. Raises GgmlAsyncError with exit code 3 when the plug-in cannot attach.
+    """
+    candidate = runtime.select(llama)
+    if not any(d.get("type") in ("gpu", "igpu") for d in candidate.devices) and not Env.VK_VISIBLE_DEVICES.get():
+        os.environ[Env.VK_VISIBLE_DEVICES.key] = "0"
+        os.environ.setdefault(Env.VK_DISABLE_FUSION.key, "1")
+        say("no GPU seen; asking Vulkan for a software device")
+    library = runtime.load(candidate)
+    return LlamaExecutor(library, model_file, should_stop)
