@@ -72,7 +72,14 @@ def run_checks(explicit: Path | None = None, *, fetch: bool = False) -> list[Che
     checks += [_candidate(candidate, chosen) for candidate in found]
     if chosen is None:
         assert failure is not None
-        checks.append(Check("runtime", Status.FAIL, failure.message, failure.hint or "ggml-async doctor --fetch gets the embedded one"))
+        checks.append(
+            Check(
+                "runtime",
+                Status.FAIL,
+                failure.message,
+                failure.hint or "ggml-async doctor --fetch gets the embedded one",
+            )
+        )
         checks.append(Check("readback", Status.SKIP, "no runtime to run it with"))
     else:
         checks += _devices(chosen)
@@ -91,7 +98,9 @@ def _python() -> Check:
             missing.append(name)
     text = f"Python {platform.python_version()}, {', '.join(versions)}"
     if missing:
-        return Check("python", Status.FAIL, f"{text}; missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return Check(
+            "python", Status.FAIL, f"{text}; missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
     return Check("python", Status.OK, text)
 
 
@@ -102,7 +111,9 @@ def _plugin() -> Check:
         return Check("plug-in", Status.FAIL, error.message, error.hint)
     version = loaded.string(loaded.lib.ggml_async_version())
     if version != __version__:
-        return Check("plug-in", Status.WARN, f"{loaded.path} is {version}, the package {__version__}", "reinstall the package")
+        return Check(
+            "plug-in", Status.WARN, f"{loaded.path} is {version}, the package {__version__}", "reinstall the package"
+        )
     return Check("plug-in", Status.OK, f"{version}, {loaded.path}")
 
 
@@ -110,8 +121,13 @@ def _candidate(candidate: runtime.Candidate, chosen: runtime.Candidate | None) -
     name = f"runtime: {candidate.origin}"
     if candidate.verdict == "ok":
         used = "used" if chosen is not None and candidate.dir == chosen.dir else "usable, not used"
-        return Check(name, Status.OK, f"{used}: llama.cpp {candidate.llama}, ggml {candidate.ggml} (API {candidate.api_version}), {candidate.dir}")
-    return Check(name, Status.SKIP if chosen is not None else Status.WARN, f"{candidate.reason} ({candidate.dir})")
+        return Check(
+            name,
+            Status.OK,
+            f"{used}: llama.cpp {candidate.llama}, backend API {candidate.api_version}, {candidate.dir}",
+        )
+    status = Status.SKIP if chosen is not None else Status.WARN
+    return Check(name, status, f"{candidate.reason} ({candidate.dir})")
 
 
 def _devices(chosen: runtime.Candidate) -> Iterator[Check]:
@@ -137,20 +153,40 @@ def _readback(chosen: runtime.Candidate) -> Check:
     """One real model through the plug-in, in a child process: a bad driver may crash or hang."""
     gpus = [device for device in chosen.devices if device["type"] in ("gpu", "igpu")]
     if not gpus:
-        return Check("readback", Status.SKIP, "no GPU device: there is nothing to read back from", "install a driver; on Debian mesa-vulkan-drivers has lavapipe")
+        return Check(
+            "readback",
+            Status.SKIP,
+            "no GPU device: there is nothing to read back from",
+            "install a driver; on Debian mesa-vulkan-drivers has lavapipe",
+        )
     with tempfile.TemporaryDirectory(prefix="ggml-async-") as folder:
         command = [sys.executable, "-m", "ggml_async.doctor_readback", str(chosen.dir), folder]
         try:
             child = subprocess.run(
-                command, capture_output=True, text=True, timeout=READBACK_TIMEOUT_S, check=False, env={**os.environ, **chosen.env}
+                command,
+                capture_output=True,
+                text=True,
+                timeout=READBACK_TIMEOUT_S,
+                check=False,
+                env={**os.environ, **chosen.env},
             )
         except subprocess.TimeoutExpired:
-            return Check("readback", Status.FAIL, f"no answer in {READBACK_TIMEOUT_S} s", "the driver hangs; try another device or driver")
+            return Check(
+                "readback",
+                Status.FAIL,
+                f"no answer in {READBACK_TIMEOUT_S} s",
+                "the driver hangs; try another device or driver",
+            )
     lines = child.stdout.strip().splitlines()
     if child.returncode != 0 or not lines:
         last = (child.stderr.strip().splitlines() or ["no output"])[-1]
         how = f"killed by signal {-child.returncode}" if child.returncode < 0 else f"exit {child.returncode}"
-        return Check("readback", Status.FAIL, f"{how}: {last}", "run again with GGML_ASYNC=off to see whether llama.cpp alone works")
+        return Check(
+            "readback",
+            Status.FAIL,
+            f"{how}: {last}",
+            "run again with GGML_ASYNC=off to see whether llama.cpp alone works",
+        )
     return _readback_verdict(json.loads(lines[-1]))
 
 
@@ -165,7 +201,9 @@ def _readback_verdict(seen: dict[str, Any]) -> Check:
         return Check("readback", Status.FAIL, "the plug-in saw no readback", "please report this")
     if seen["declined"]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in seen["declined"].items())
-        return Check("readback", Status.WARN, f"{text}; left to ggml: {reasons}", "docs/contract.md explains each reason")
+        return Check(
+            "readback", Status.WARN, f"{text}; left to ggml: {reasons}", "docs/contract.md explains each reason"
+        )
     return Check("readback", Status.OK, text)
 
 
@@ -188,6 +226,6 @@ def _cache() -> Iterator[Check]:
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
-    return Check(
-        "machine", Status.OK, f"{psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB memory available"
-    )
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
+    free = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB memory available"
+    return Check("machine", Status.OK, f"{cores} cores, {free}")

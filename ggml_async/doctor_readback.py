@@ -45,7 +45,9 @@ def main(llama_dir: Path, folder: Path) -> None:
                 "stages": seen["async"]["stages"],
                 "stock_synchronizes": seen["stock"]["synchronizes"],
                 "async_synchronizes": seen["async"]["synchronizes"],
-                "declined": {k.removeprefix("declined_"): v for k, v in seen["async"].items() if k.startswith("declined_") and v},
+                "declined": {
+                    k.removeprefix("declined_"): v for k, v in seen["async"].items() if k.startswith("declined_") and v
+                },
                 "identical": logits["stock"] == logits["async"],
             }
         )

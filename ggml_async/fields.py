@@ -8,6 +8,7 @@ order; ours begin with ``ga_``, which its compare script passes over.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ Json = Mapping[str, Any]
 Type = Literal["str", "int", "float", "bool", "list", "object"]
 
 _SQL = {"str": "TEXT", "int": "INTEGER", "float": "REAL", "bool": "INTEGER", "list": "TEXT", "object": "TEXT"}
-_ABSENT: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def lookup(document: Json, test: Json, path: str) -> Any:
         elif isinstance(at, Mapping):
             at = at.get(part)
         else:
-            return _ABSENT
+            return None
     return at
 
 
@@ -129,7 +129,7 @@ def _stddev_ns(_document: Json, test: Json) -> int | None:
     if not values or len(values) < 2:
         return None
     mean = sum(values) / len(values)
-    return round((sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5)
+    return round(math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)))
 
 
 def _avg_ts(_document: Json, test: Json) -> float | None:
@@ -172,7 +172,8 @@ _BENCH = (
     Field("", "avg_ns", "int", "ns", "mean time of a repetition of the async arm (of stock where only that ran)",
           make=_avg_ns),
     Field("", "stddev_ns", "int", "ns", "its standard deviation over repetitions", make=_stddev_ns),
-    Field("", "avg_ts", "float", "tokens/s", "mean speed of the async arm (of stock where only that ran)", make=_avg_ts),
+    Field("", "avg_ts", "float", "tokens/s", "mean speed of the async arm (of stock where only that ran)",
+          make=_avg_ts),
     Field("", "stddev_ts", "float", "tokens/s", "its standard deviation over repetitions", make=_stddev_ts),
 )  # fmt: skip
 
@@ -205,19 +206,20 @@ _OURS = (
 _SUMMARY = ("mean", "p50", "p95", "p99", "max")
 
 
-def _arm_field(arm: str, key: str, kind: Type, unit: str, doc: str, name: str | None = None) -> Field:
+def _arm_field(arm: str, key: str, kind: tuple[Type, str], doc: str, name: str | None = None) -> Field:
+    """`kind` is (type, unit); `name` the column's end where it is not made from `key`."""
     column = f"ga_{arm}_{name or key.replace('.', '_')}"
-    return Field(f"tests.arms.{arm}.{key}", column, kind, unit, f"{arm}: {doc}")
+    return Field(f"tests.arms.{arm}.{key}", column, *kind, f"{arm}: {doc}")
 
 
 def _summary_fields(arm: str, key: str, doc: str) -> list[Field]:
     words = {"mean": "mean", "p50": "median", "p95": "95th percentile", "p99": "99th percentile", "max": "largest"}
-    return [_arm_field(arm, f"{key}.{leaf}", "float", "µs", f"{doc}, {words[leaf]}") for leaf in _SUMMARY]
+    return [_arm_field(arm, f"{key}.{leaf}", ("float", "µs"), f"{doc}, {words[leaf]}") for leaf in _SUMMARY]
 
 
 def _arm_fields(arm: str) -> list[Field]:
     def one(key: str, kind: Type, unit: str, doc: str, name: str | None = None) -> Field:
-        return _arm_field(arm, key, kind, unit, doc, name)
+        return _arm_field(arm, key, (kind, unit), doc, name)
 
     def ci(end: int) -> Field:
         side = ("lower", "upper")[end]
@@ -239,7 +241,7 @@ def _arm_fields(arm: str) -> list[Field]:
         one("cpu_splits_per_token", "float", "count", "CPU splits with readbacks"),
         one("bytes_per_token", "float", "bytes", "bytes read back"),
         *_summary_fields(
-            arm, "stage_us", "stage: from a CPU split's first input copy to the start of its compute, device wait included"
+            arm, "stage_us", "stage: from a CPU split's first input copy to its compute's start, device wait included"
         ),
         *_summary_fields(arm, "stage_per_readback_us", "stage divided by the split's readbacks"),
         one("readback_cost_us.mean", "float", "µs", "(stage - stock's device wait) / readbacks, mean over repetitions"),
@@ -277,8 +279,7 @@ _RESULT = (
 )  # fmt: skip
 
 _SAMPLES = tuple(
-    Field(f"tests.arms.{arm}.tok_s.samples", f"ga_{arm}_samples_ts", "list", "tokens/s", f"{arm}: speed of each repetition")
-    for arm in ARMS
+    _arm_field(arm, "tok_s.samples", ("list", "tokens/s"), "speed of each repetition", "samples_ts") for arm in ARMS
 )
 
 FIELDS: tuple[Field, ...] = (*_BENCH, *_OURS, *(f for arm in ARMS for f in _arm_fields(arm)), *_RESULT, *_SAMPLES)

@@ -67,7 +67,9 @@ def library_path() -> Path:
     if not path.is_file():
         raise GgmlAsyncError(
             f"the native library is not there: {path}",
-            f"{Env.LIBRARY.key} must name a {_LIBRARY}" if override else "install the package (make install, or pip install .)",
+            f"{Env.LIBRARY.key} must name a {_LIBRARY}"
+            if override
+            else "install the package (make install, or pip install .)",
             ExitCode.NOT_INSTRUMENTED,
         )
     return path.resolve()
@@ -79,8 +81,15 @@ def _declarations(library: Path) -> str:
             text = header.read_text(encoding="utf-8")
             return text.split("// cffi: begin")[1].split("// cffi: end")[0].replace("GGML_ASYNC_API ", "")
     raise GgmlAsyncError(
-        f"{_HEADER} is not beside {library}", "install the package (make install, or pip install .)", ExitCode.NOT_INSTRUMENTED
+        f"{_HEADER} is not beside {library}",
+        "install the package (make install, or pip install .)",
+        ExitCode.NOT_INSTRUMENTED,
     )
+
+
+def _untyped(thing: Any) -> Any:
+    """What the header declares is known at run time only."""
+    return thing
 
 
 class _Native:
@@ -88,12 +97,14 @@ class _Native:
 
     def __init__(self) -> None:
         self.path = library_path()
-        self.ffi = FFI()
+        self.ffi = _untyped(FFI())
         self.ffi.cdef(_declarations(self.path))
         try:
             self.lib: Any = self.ffi.dlopen(str(self.path), self.ffi.RTLD_NOW | self.ffi.RTLD_LOCAL)
         except OSError as error:
-            raise GgmlAsyncError(f"cannot load {self.path}: {error}", "rebuild the package", ExitCode.NOT_INSTRUMENTED) from None
+            raise GgmlAsyncError(
+                f"cannot load {self.path}: {error}", "rebuild the package", ExitCode.NOT_INSTRUMENTED
+            ) from None
         found = self.lib.ggml_async_abi_version()
         if found != ABI_VERSION:
             raise GgmlAsyncError(
@@ -127,7 +138,7 @@ class _Native:
         return status
 
     def _names(self, function: Any, first: int) -> list[str]:
-        names = []
+        names: list[str] = []
         while (name := function(first + len(names))) != self.ffi.NULL:
             names.append(self.string(name))
         return names
@@ -286,7 +297,9 @@ class Recorder:
         n.check(n.lib.ggml_async_record_start(self.capacity))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         native().lib.ggml_async_record_stop()
 
     def read(self) -> np.ndarray[Any, Any]:
@@ -324,7 +337,9 @@ class ReadQueue:
     def __enter__(self) -> ReadQueue:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def read(self, backend: int, tensor: int, out: Any, offset: int = 0) -> str:

@@ -248,6 +248,7 @@ class Profiler:
         self.observer.test_started(index, len(plan.configs), config)
         time = _rfc3339(executor.utc())
         executor.load(config.load_key())
+        self.outcome.document["model"] = stats.finite(executor.describe()["model"])  # its description needs it loaded
         session = executor.open(config)
         runs: list[Run] = []
         stopped: BaseException | None = None
@@ -272,7 +273,9 @@ class Profiler:
 
     def _keep(self, config: Config, runs: Sequence[Run], time: str, *, interrupted: bool) -> None:
         names = self.executor.device_names()
-        result = stats.finite(test_result(config, runs, self.plan.arms, names, time, interrupted))
+        result = stats.finite(
+            test_result(config, runs, arms=self.plan.arms, device_names=names, time=time, interrupted=interrupted)
+        )
         difference = difference_warning(config, runs)
         if difference:
             warn, ours = difference

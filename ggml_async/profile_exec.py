@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ggml_async import native, runtime
+from ggml_async import native
 from ggml_async.env import Env
-from ggml_async.errors import GgmlAsyncError
+from ggml_async.errors import ExitCode, GgmlAsyncError
 from ggml_async.gguf_file import GgufFile
 from ggml_async.llama import Context, Device, LlamaLibrary, Model
 from ggml_async.profile import Tokens
@@ -77,7 +77,10 @@ class LlamaExecutor:
         self._should_stop = should_stop
         self._key: LoadKey | None = None
         self._model: Model | None = None
-        self._host = native.attach(library.ggml_library)
+        try:
+            self._host = native.attach(library.ggml_library)
+        except GgmlAsyncError as error:
+            raise GgmlAsyncError(error.message, error.hint, ExitCode.NOT_INSTRUMENTED) from None
         self._recorder = native.Recorder(RECORD_CAPACITY)
         self._recorder.__enter__()
 
@@ -167,7 +170,8 @@ class LlamaExecutor:
                 "layout": info.layout,
             },
             "devices": [
-                {"name": d.name, "description": d.description, "type": d.type, "async": d.async_} for d in self.devices()
+                {"name": d.name, "description": d.description, "type": d.type, "async": d.async_}
+                for d in self.devices()
             ],
             "build": {},
         }
@@ -186,6 +190,8 @@ def open_executor(
     Where the build sees no GPU, ggml-vulkan is asked for software devices too: they are exact in counts. `say` takes
     one line for the user. Raises GgmlAsyncError with exit code 3 when the plug-in cannot attach.
     """
+    from ggml_async import runtime  # noqa: PLC0415  # an executor on a library loaded otherwise does not need it
+
     candidate = runtime.select(llama)
     if not any(d.get("type") in ("gpu", "igpu") for d in candidate.devices) and not Env.VK_VISIBLE_DEVICES.get():
         os.environ[Env.VK_VISIBLE_DEVICES.key] = "0"

@@ -44,10 +44,6 @@ class ModelLike(Protocol):
     def n_layer(self) -> int | None:
         """Layers, None where the file does not say."""
 
-    @property
-    def n_ctx_train(self) -> int | None:
-        """Context the model was trained for, None where the file does not say."""
-
     def expert_layers(self) -> list[int]:
         """Layers that hold expert tensors, ascending."""
 
@@ -210,11 +206,12 @@ def parse_pairs(flag: str, texts: Iterable[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def parse_overrides(flag: str, texts: Iterable[str], buffer_types: Sequence[str]) -> list[tuple[Override, ...]]:
+def parse_overrides(flag: str, texts: Iterable[str], buffer_types: Sequence[str] | None) -> list[tuple[Override, ...]]:
     """-ot: ``pattern=BUFT;pattern=BUFT`` is one test's overrides; a comma or another flag starts the next test's.
 
     An empty group means no overrides. A comma inside a pattern ("{1,2}") does not split.
-    Raises UsageError for a missing "=", a pattern that is no regular expression, or an unknown buffer type.
+    Raises UsageError for a missing "=", a pattern that is no regular expression, or an unknown buffer type (with
+    `buffer_types` None, any is known).
     """
     groups: list[tuple[Override, ...]] = []
     for text in texts:
@@ -231,7 +228,7 @@ def parse_overrides(flag: str, texts: Iterable[str], buffer_types: Sequence[str]
     return groups
 
 
-def _override(flag: str, text: str, buffer_types: Sequence[str]) -> Override:
+def _override(flag: str, text: str, buffer_types: Sequence[str] | None) -> Override:
     pattern, equals, buft = text.strip().rpartition("=")
     if not equals or not pattern:
         raise UsageError(f"{flag}: '{text}' has no '=' behind a pattern", "use PATTERN=BUFFER, as in exps=CPU")
@@ -241,13 +238,13 @@ def _override(flag: str, text: str, buffer_types: Sequence[str]) -> Override:
         raise UsageError(
             f"{flag}: '{pattern}' is no regular expression: {error}", r"as in blk\.[0-9]+\.ffn_.*_exps=CPU"
         ) from None
-    if buft not in buffer_types:
+    if buffer_types is not None and buft not in buffer_types:
         raise UsageError(f"{flag}: there is no buffer type '{buft}'", f"there are: {', '.join(buffer_types)}")
     return pattern, buft
 
 
 def parse_devices(flag: str, texts: Iterable[str], devices: Sequence[DeviceLike]) -> list[tuple[str, ...]]:
-    """-dev: ``A/B`` is one test's devices, a comma starts the next test's; ``none``: CPU only, ``auto``: the first GPU."""
+    """-dev: ``A/B`` is one test's devices, a comma starts the next test's; ``none``: CPU only; ``auto``: first GPU."""
     known = {d.name.lower(): d.name for d in devices if d.type != "cpu"}
     groups: list[tuple[str, ...]] = []
     for group in itertools.chain.from_iterable(text.split(",") for text in texts):
@@ -322,40 +319,54 @@ def cpu_expert_layers(config: Config, expert_layers: Sequence[int], n_layer: int
     return [layer for layer in expert_layers if layer >= first and on_cpu(layer)]
 
 
+class _AnyModel:
+    """Stands in for a model that was not read yet: nothing is beyond its layers."""
+
+    n_layer = None
+
+    def expert_layers(self) -> list[int]:
+        return []
+
+
+def check_options(options: Options, model: ModelLike | None = None) -> None:
+    """All of `make_plan` that needs no device, and without `model` no model: for errors before anything loads."""
+    _make(options, model or _AnyModel(), None)
+
+
 def make_plan(options: Options, model: ModelLike, devices: Sequence[DeviceLike]) -> Plan:
     """Every test that `options` ask for, checked against the model and the devices.
 
     Raises UsageError on the first thing that cannot be.
     """
+    return _make(options, model, devices)
+
+
+def _make(options: Options, model: ModelLike, devices: Sequence[DeviceLike] | None) -> Plan:
     if not 1 <= options.repetitions <= MAX_REPETITIONS:
         raise UsageError(f"-r: {options.repetitions} repetitions measure nothing", f"give 1 to {MAX_REPETITIONS}")
     if not 0 <= options.seed < 2**63:
         raise UsageError(f"--seed: {options.seed} is out of range", "give 0 to 2^63 - 1")
     arms = parse_arms(options.arms)
-    threads = parse_ints("-t", options.threads, lowest=1) or [default_threads()]
-    cpu_moe = _cpu_moe(options, model)
-    names = [d.name for d in devices if d.type != "cpu"]
-    overrides = parse_overrides("-ot", options.overrides, ["CPU", *names]) or [()]
-    groups = parse_devices("-dev", options.devices, devices) or [default_devices(devices)]
+    buffers = None if devices is None else ["CPU", *(d.name for d in devices if d.type != "cpu")]
+    groups = [()] if devices is None else parse_devices("-dev", options.devices or ["auto"], devices)
     rest = itertools.product(
         groups,
-        parse_ints("-ngl", options.n_gpu_layers, words={"all": -1, "-1": -1}) or [-1],
-        cpu_moe,
-        overrides,
-        parse_words("-fa", options.flash_attn, FLASH_ATTN, {"1": "on", "0": "off", "-1": "auto"}) or ["auto"],
-        parse_ints("-b", options.n_batch, lowest=1) or [2048],
-        parse_ints("-ub", options.n_ubatch, lowest=1) or [512],
-        threads,
-        parse_ints("-d", options.n_depth) or [0],
-        parse_ints("-c", options.ctx_size) or [0],
+        parse_ints("-ngl", options.n_gpu_layers or ["all"], words={"all": -1, "-1": -1}),
+        _cpu_moe(options, model),
+        parse_overrides("-ot", options.overrides, buffers) or [()],
+        parse_words("-fa", options.flash_attn or ["auto"], FLASH_ATTN, {"1": "on", "0": "off", "-1": "auto"}),
+        parse_ints("-b", options.n_batch or ["2048"], lowest=1),
+        parse_ints("-ub", options.n_ubatch or ["512"], lowest=1),
+        parse_ints("-t", options.threads or [str(default_threads())], lowest=1),
+        parse_ints("-d", options.n_depth or ["0"]),
+        parse_ints("-c", options.ctx_size or ["0"]),
     )
-    sizes = _sizes(options)
     configs: list[Config] = []
-    for (dev, ngl, moe, ot, fa, b, ub, t, d, c), (p, n) in itertools.product(rest, sizes):
+    for (dev, ngl, moe, ot, fa, b, ub, t, d, c), (p, n) in itertools.product(rest, _sizes(options)):
         configs.append(
             Config(
                 n_prompt=p, n_gen=n, n_depth=d, n_batch=b, n_ubatch=min(ub, b), n_threads=t,
-                n_ctx=_context(c, p + n + d, model), n_gpu_layers=ngl, n_cpu_moe=moe, overrides=ot, devices=dev,
+                n_ctx=_context(c, p + n + d), n_gpu_layers=ngl, n_cpu_moe=moe, overrides=ot, devices=dev,
                 flash_attn=fa, repetitions=options.repetitions, seed=options.seed,
             )
         )  # fmt: skip
@@ -392,11 +403,12 @@ def _cpu_moe(options: Options, model: ModelLike) -> list[int]:
     return counts
 
 
-def _context(given: int, needed: int, model: ModelLike) -> int:
+def _context(given: int, needed: int) -> int:
     if given and given < needed:
-        raise UsageError(
-            f"-c: a context of {given} is too small for {needed} tokens (-p + -n + -d)", f"give -c {needed} or leave it out"
-        )
+        message = f"-c: a context of {given} is too small for {needed} tokens (-p + -n + -d)"
+        raise UsageError(message, f"give -c {needed} or leave it out")
+    if needed > _INT_MAX:
+        raise UsageError(f"{needed} tokens (-p + -n + -d) are more than llama.cpp can take", "give fewer")
     return given or needed
 
 

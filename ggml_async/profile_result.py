@@ -18,6 +18,9 @@ from ggml_async.profile_plan import Config
 
 SCHEMA = "ggml-async/profile/1"
 
+#: An interval of the speed-up wider than this, from end to end, calls for a warning.
+NOISY = 1.10
+
 #: enum ggml_async_record_kind
 KIND_READBACK, KIND_STAGE, KIND_UPLOAD = 1, 2, 3
 
@@ -132,7 +135,8 @@ def readback_costs(runs: Sequence[Run], arm: str) -> list[float]:
             waits[run.repetition] = found.device_wait
         if run.arm == arm:
             means[run.repetition] = found
-    return [(m.stage - waits[rep]) / m.readbacks for rep, m in sorted(means.items()) if rep in waits and m.readbacks > 0]
+    both = [(m, waits[rep]) for rep, m in sorted(means.items()) if rep in waits and m.readbacks > 0]
+    return [(m.stage - wait) / m.readbacks for m, wait in both]
 
 
 def arm_result(runs: Sequence[Run], arm: str, device_names: Sequence[str]) -> dict[str, Any] | None:
@@ -255,9 +259,15 @@ def config_result(config: Config, order: Sequence[tuple[int, str]]) -> dict[str,
 
 
 def test_result(
-    config: Config, runs: Sequence[Run], arms: Sequence[str], device_names: Sequence[str], time: str, interrupted: bool
+    config: Config,
+    runs: Sequence[Run],
+    *,
+    arms: Sequence[str],
+    device_names: Sequence[str],
+    time: str,
+    interrupted: bool,
 ) -> dict[str, Any]:
-    """One element of ``tests``. `time` is when it began, RFC 3339."""
+    """One element of ``tests``. `time` is when it began, RFC 3339; `runs` is in the order in which they ran."""
     return {
         "time": time,
         "interrupted": interrupted,
@@ -306,40 +316,28 @@ def difference_warning(config: Config, runs: Sequence[Run]) -> tuple[Warn, bool]
 def run_warnings(config: Config, runs: Sequence[Run], result: Mapping[str, Any]) -> list[Warn]:
     """Warnings that the figures of one test call for."""
     found: list[Warn] = []
+
+    def warn(code: str, message: str, hint: str) -> None:
+        found.append(Warn(code, message, hint, config.test))
+
     for arm in dict.fromkeys(r.arm for r in runs):
         own = [r for r in runs if r.arm == arm]
         odd = stats.outliers([r.tok_s for r in own])
         if odd:
             which = ", ".join(str(own[i].repetition + 1) for i in odd)
-            found.append(
-                Warn("outliers", f"{arm}: repetition {which} is far from the others", "close other programs, or raise -r",
-                     config.test)
-            )  # fmt: skip
+            warn("outliers", f"{arm}: repetition {which} is far from the others", "close other programs, or raise -r")
     if config.repetitions < 2:
-        found.append(Warn("one_repetition", "one repetition gives no interval", "use -r 5", config.test))
+        warn("one_repetition", "one repetition gives no interval", "use -r 5")
     ratio = result["speedup"]["tok_s"]
-    if ratio and ratio["ci95"] and not odd_free_narrow(ratio["ci95"]):
+    if ratio and ratio["ci95"] and ratio["ci95"][1] > NOISY * ratio["ci95"][0]:
         lo, hi = ratio["ci95"]
-        found.append(
-            Warn("noisy", f"the speed-up is known only to {lo:.2f} - {hi:.2f}", "raise -r or -n, or use fewer threads than cores",
-                 config.test)
-        )  # fmt: skip
-    for arm, figures in result["arms"].items():
-        declined = (figures or {}).get("declined")
-        if declined and arm == "async":
-            reasons = ", ".join(f"{n} {reason}" for reason, n in declined.items())
-            found.append(
-                Warn("declined", f"readbacks left to llama.cpp's own path: {reasons}",
-                     "docs/contract.md says what each reason means", config.test)
-            )  # fmt: skip
+        hint = "raise -r or -n, close other programs, or use fewer threads than cores"
+        warn("noisy", f"the speed-up is only known to be {lo:.2f} to {hi:.2f}", hint)
+    declined = (result["arms"].get("async") or {}).get("declined")
+    if declined:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in declined.items())
+        hint = "docs/contract.md says what each reason means"
+        warn("declined", f"readbacks left to llama.cpp's own path: {reasons}", hint)
     if any(not p.finite for r in runs for p in r.prints):
-        found.append(
-            Warn("not_finite", "some logits are infinite or not a number", "identity says little then; try another model",
-                 config.test)
-        )  # fmt: skip
+        warn("not_finite", "some logits are infinite or not a number", "equal bits say little then; try another model")
     return found
-
-
-def odd_free_narrow(ci95: Sequence[float]) -> bool:
-    """Whether an interval of a ratio is narrow enough to be left without a warning: 10 % from end to end."""
-    return ci95[1] / ci95[0] <= 1.10

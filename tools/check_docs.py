@@ -76,7 +76,11 @@ def check_declines() -> list[str]:
     section = text.split("| reason (`declined_…`)")[1].split("\n2. ")[0]
     listed = set(re.findall(r"^\s*\| `(\w+)`", section, re.M))
     known = set(native.native().decline_names)
-    return [] if listed == known else [f"docs/contract.md and the library differ in decline reasons: {sorted(listed ^ known)}"]
+    return (
+        []
+        if listed == known
+        else [f"docs/contract.md and the library differ in decline reasons: {sorted(listed ^ known)}"]
+    )
 
 
 def check_fields() -> list[str]:

@@ -44,8 +44,15 @@ def doctor(ctx: click.Context, as_json: bool, llama: Path | None, fetch: bool) -
     checks = run_checks(llama, fetch=fetch)
     failed = any(check.status is Status.FAIL for check in checks)
     if as_json:
-        click.echo(json.dumps({"schema": "ggml-async/doctor/1", "ok": not failed, "checks": [c.as_dict() for c in checks]}, indent=1))
+        click.echo(
+            json.dumps(
+                {"schema": "ggml-async/doctor/1", "ok": not failed, "checks": [c.as_dict() for c in checks]}, indent=1
+            )
+        )
     else:
-        Console(highlight=False, soft_wrap=False).print(_table(checks))
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 200  # a pipe has no width; 80 columns would fold every path
+        console.print(_table(checks))
         click.echo("attach the output of `ggml-async doctor --json` to a report")
     ctx.exit(ExitCode.FAILED if failed else ExitCode.OK)

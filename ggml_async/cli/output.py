@@ -41,7 +41,8 @@ class ResultFile:
             hint = "another run is writing it, or one was killed: remove it, or name another file"
             raise UsageError(f"{self._part} exists", hint) from None
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}", "name a file in a folder you may write") from None
+            message = f"cannot write {path}: {error.strerror}"
+            raise UsageError(message, "name a file in a folder you may write") from None
 
     def write(self, text: str) -> None:
         """Append, and hand it to the system at once."""

@@ -47,7 +47,7 @@ def header(document: Json, shown: Collection[str]) -> str:
     columns = [(f.heading, f.width) for f in _settings(shown)]
     columns.append(("readbacks/token", 15))
     columns += [(p.heading, p.width) for p in fields.PAIRS]
-    columns += [("speed-up [95 %]", 19), ("identical", 9)]
+    columns += [("speed-up [95 %]", 20), ("identical", 9)]
     heads = [_head(*c) for c in columns]
     lines = [
         *_about(document),
@@ -69,10 +69,10 @@ def _about(document: Json) -> list[str]:
     if model.get("n_expert"):
         parts.append(f"{model['n_expert']} experts, {model.get('n_expert_used') or '?'} used")
     gpus = "; ".join(f"{d['name']} = {d['description']}" for d in document["devices"] if d["type"] != "cpu")
-    return [
-        f"model: {', '.join(parts)}  ",
-        f"host: llama.cpp {host.get('llama') or '?'}, ggml {host.get('ggml') or '?'}; {gpus or 'no GPU'}",
-    ]
+    build = f"llama.cpp {host.get('llama') or '?'}"
+    if "ggml" not in build:
+        build += f", ggml {host.get('ggml') or '?'}"
+    return [f"model: {', '.join(parts)}  ", f"host: {build}; {gpus or 'no GPU'}"]
 
 
 def size(n: float) -> str:
@@ -108,7 +108,7 @@ def row(document: Json, test: Json, shown: Collection[str]) -> str:
         ]
         known = any(v != NOT_MEASURED for v in values)
         cells.append((" → ".join(values) if known else NOT_MEASURED, _fit(pair.heading, pair.width)))
-    cells.append((_speedup(test), 19))
+    cells.append((_speedup(test), 20))
     same = test["identical_logits"]
     cells.append((NOT_MEASURED if same is None else "yes" if same else "no", 9))
     aligned = [text.ljust(-w) if w < 0 else text.rjust(w) for text, w in cells]
@@ -160,6 +160,8 @@ def meaning(document: Json) -> str:
         return "The logits are not bitwise equal everywhere: find out why before any figure above is used."
     if not any(_seen(t) for t in tests):
         return "Nothing is read back from a device to the CPU in this set-up, so there is nothing to gain."
+    if any(w["code"] == "software_device" for w in document["warnings"]):
+        return _counts_only(tests, all(same))
     if not speeds or not stages:
         arms = ", ".join(dict.fromkeys(arm for t in tests for arm in t["arms"]))
         return f"Only {arms} was measured: this says what a readback costs there, not what another arm would change."
@@ -170,6 +172,17 @@ def meaning(document: Json) -> str:
         speed = f"tokens come {_span(speeds)} times as fast over {len(tests)} tests"
     proof = "with bitwise identical logits" if all(same) else "with logits not compared everywhere"
     return f"{stage}, and {speed}, {proof}."
+
+
+def _counts_only(tests: Collection[Json], same: bool) -> str:
+    def most(arm: str, key: str) -> str:
+        values = [(t["arms"].get(arm) or {}).get(key) for t in tests]
+        return number(max((v for v in values if v is not None), default=None), 1)
+
+    arms = [arm for arm in ("stock", "async") if any(t["arms"].get(arm) for t in tests)]
+    waits = " instead of ".join(f"{most(arm, 'synchronizes_per_token')} ({arm})" for arm in reversed(arms))
+    proof = "bitwise identical logits" if same else "logits not compared everywhere"
+    return f"On a software device only counts mean something: {waits} synchronizes a token, with {proof}."
 
 
 def _ratios(tests: Collection[Json], key: str) -> list[float]:
