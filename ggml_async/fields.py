@@ -302,9 +302,9 @@ class Pair:
 PAIRS: tuple[Pair, ...] = (
     Pair("stage_per_readback_us.mean", "stage/readback µs", 17, 1),
     Pair("readback_cost_us.mean", "readback cost µs", 16, 1),
-    Pair("stage_share", "stage share", 11, -1),
-    Pair("synchronizes_per_token", "syncs/token", 11, 1),
-    Pair("tok_s.mean", "t/s", 15, 2),
+    Pair("stage_share", "stage share", 15, -1),
+    Pair("synchronizes_per_token", "syncs/token", 12, 1),
+    Pair("tok_s.mean", "t/s", 17, 2),
 )
 
 

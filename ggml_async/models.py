@@ -1,6 +1,5 @@
 """Unfolds a dense llama GGUF into a mixture of experts, without loss; a tensor at a time at most is in memory."""
 
-
 from __future__ import annotations
 
 import logging
@@ -44,7 +43,6 @@ HALF_SCALES: dict[GGMLQuantizationType, tuple[int, ...]] = {
 
 
 _log = logging.getLogger("ggml_async.models")
-
 
 
 def scale_blocks(data: Bytes, kind: GGMLQuantizationType | int, factor: int) -> Bytes:

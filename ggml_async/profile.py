@@ -238,7 +238,7 @@ class Profiler:
             except GgmlAsyncError as error:
                 outcome.error = error
                 outcome.exit_code = error.exit_code
-                self._warn(Warn("failed", f"test {index} ({config.test}): {error.message}", error.hint, config.test))
+                self._warn(Warn("failed", f"test {index} ({config.label}): {error.message}", error.hint, config.label))
                 break
         self._finish(dropped)
         return outcome
@@ -282,14 +282,16 @@ class Profiler:
             self._warn(warn)
             if ours:
                 self._worsen(ExitCode.FAILED)
+        software = any(w.code == "software_device" for w in self.outcome.warnings)
         for warn in run_warnings(config, runs, result):
-            self._warn(warn)
+            if not (software and warn.code in ("noisy", "outliers")):  # its timings were disowned already
+                self._warn(warn)
         layers = cpu_expert_layers(config, self.expert_layers, self.n_layer)
         watching = [a for a in self.plan.arms if a != "off"]
         seen = any(run.counters.get("readbacks", 0) for run in runs if run.arm != "off")
         if layers and watching and any(r.arm != "off" for r in runs) and not seen:
             message = f"{len(layers)} layers have experts on the CPU, but the plug-in saw no readback"
-            self._warn(Warn("nothing_seen", message, "run ggml-async doctor", config.test))
+            self._warn(Warn("nothing_seen", message, "run ggml-async doctor", config.label))
             self._worsen(ExitCode.NOT_INSTRUMENTED)
         elif not layers and not seen:
             self._warn(self._nothing_to_gain(config))
@@ -300,14 +302,14 @@ class Profiler:
         """Why there is no readback, where none is to be expected."""
         if not config.devices or config.n_gpu_layers == 0:
             return Warn("no_gpu", "no GPU in use: nothing is read back, so there is nothing to gain",
-                        "ggml-async doctor lists the devices it sees", config.test)  # fmt: skip
+                        "ggml-async doctor lists the devices it sees", config.label)  # fmt: skip
         if not self.expert_layers:
             return Warn("dense", "a dense model wholly on the GPU has no readbacks: there is nothing to gain",
                         "try a mixture-of-experts model with -ncmoe, or -ot to keep other weights on the CPU",
-                        config.test)  # fmt: skip
+                        config.label)  # fmt: skip
         return Warn("no_cpu_experts", "no experts on the CPU: nothing is read back, so there is nothing to gain",
                     "nothing beats a model that fits the GPU; -ncmoe N puts N layers' experts on the CPU",
-                    config.test)  # fmt: skip
+                    config.label)  # fmt: skip
 
     def _static_warnings(self, devices: Sequence[Mapping[str, Any]]) -> list[Warn]:
         """What can be said before anything ran."""

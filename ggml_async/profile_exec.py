@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ggml_async import native
-from ggml_async.env import Env
 from ggml_async.errors import ExitCode, GgmlAsyncError
 from ggml_async.gguf_file import GgufFile
 from ggml_async.llama import Context, Device, LlamaLibrary, Model
@@ -57,7 +55,8 @@ class LlamaSession:
     def take_records(self) -> Records:
         """See profile.Session."""
         records = self._recorder.read()
-        return records[records["host"] == self._host.id]
+        own: Records = records[records["host"] == self._host.id]
+        return own
 
     def counters(self) -> dict[str, int]:
         """See profile.Session."""
@@ -187,15 +186,12 @@ def open_executor(
 ) -> LlamaExecutor:
     """Choose, load and attach to a llama.cpp build.
 
-    Where the build sees no GPU, ggml-vulkan is asked for software devices too: they are exact in counts. `say` takes
-    one line for the user. Raises GgmlAsyncError with exit code 3 when the plug-in cannot attach.
+    `say` takes one line for the user. Raises GgmlAsyncError: no usable build, or, with exit code 3, the plug-in cannot
+    attach to it.
     """
     from ggml_async import runtime  # noqa: PLC0415  # an executor on a library loaded otherwise does not need it
 
     candidate = runtime.select(llama)
-    if not any(d.get("type") in ("gpu", "igpu") for d in candidate.devices) and not Env.VK_VISIBLE_DEVICES.get():
-        os.environ[Env.VK_VISIBLE_DEVICES.key] = "0"
-        os.environ.setdefault(Env.VK_DISABLE_FUSION.key, "1")
-        say("no GPU seen; asking Vulkan for a software device")
-    library = runtime.load(candidate)
-    return LlamaExecutor(library, model_file, should_stop)
+    if candidate.software_only:
+        say("no GPU seen; using Vulkan's software device")
+    return LlamaExecutor(runtime.load(candidate), model_file, should_stop)

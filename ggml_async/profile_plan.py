@@ -99,6 +99,11 @@ class Config:
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
+    def label(self) -> str:
+        """Names the test among others in messages."""
+        return f"{self.test}, -ncmoe {self.n_cpu_moe}, -t {self.n_threads}"
+
+    @property
     def n_tokens(self) -> int:
         """Timed tokens of one repetition."""
         return self.n_prompt + self.n_gen

@@ -304,13 +304,13 @@ def difference_warning(config: Config, runs: Sequence[Run]) -> tuple[Warn, bool]
     if alone is not None:
         hint = "the backend is not deterministic here, so bitwise identity cannot be judged; try --arms stock"
         return Warn("stock_not_deterministic", f"stock's own logits differ between repetitions ({where})", hint,
-                    config.test), False  # fmt: skip
+                    config.label), False  # fmt: skip
     if found.arm == found.reference_arm:
         message = f"logits differ between repetitions of the arm {found.arm} ({where})"
     else:
         message = f"logits differ from those of the arm {found.reference_arm} ({where})"
     hint = "run --arms stock to see whether stock repeats itself, and report it with the JSON"
-    return Warn("not_identical", message, hint, config.test), True
+    return Warn("not_identical", message, hint, config.label), True
 
 
 def run_warnings(config: Config, runs: Sequence[Run], result: Mapping[str, Any]) -> list[Warn]:
@@ -318,7 +318,7 @@ def run_warnings(config: Config, runs: Sequence[Run], result: Mapping[str, Any])
     found: list[Warn] = []
 
     def warn(code: str, message: str, hint: str) -> None:
-        found.append(Warn(code, message, hint, config.test))
+        found.append(Warn(code, message, hint, config.label))
 
     for arm in dict.fromkeys(r.arm for r in runs):
         own = [r for r in runs if r.arm == arm]

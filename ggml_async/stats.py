@@ -97,9 +97,7 @@ def mean_with_ci(values: Sequence[float]) -> dict[str, Any] | None:
     return {"mean": fmean(values), "ci95": list(interval) if interval else None}
 
 
-def paired_ratio(
-    before: Mapping[int, float], after: Mapping[int, float]
-) -> dict[str, Any] | None:
+def paired_ratio(before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, Any] | None:
     """{ratio, ci95} of after/before over the keys (repetitions) that both have.
 
     The ratio is the geometric mean of the paired ratios; its interval is Student's t on their logarithms, so that

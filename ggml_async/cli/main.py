@@ -38,17 +38,24 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """As click's, but alone it prints errors and chooses exit codes our way; then it does not return."""
+        if standalone_mode:
+            sys.exit(run(args[0] if args else extra.get("args")))
+        parent: Any = super()
+        return parent.main(*args, standalone_mode=False, **extra)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, name="ggml-async", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ggml-async", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Log to stderr; twice: llama.cpp's debug lines too.")
 @click.pass_context
-def cli(ctx: click.Context, verbose: int) -> None:
+def main(ctx: click.Context, verbose: int) -> None:
     """Asynchronous GPU readbacks for an unmodified llama.cpp, and the proof of what they did.
 
     \b
@@ -79,10 +86,9 @@ def print_error(message: str, hint: str = "") -> None:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return the exit code. Never raises."""
     try:
-        result: Any = cli.main(
-            args=None if argv is None else list(argv), prog_name="ggml-async", standalone_mode=False
-        )
-        return int(result) if isinstance(result, int) else ExitCode.OK
+        arguments = None if argv is None else list(argv)
+        result: Any = main.main(args=arguments, prog_name="ggml-async", standalone_mode=False)
+        return result if isinstance(result, int) else ExitCode.OK
     except GgmlAsyncError as error:
         print_error(error.message, error.hint)
         return error.exit_code
@@ -101,11 +107,6 @@ def run(argv: Sequence[str] | None = None) -> int:
         text = " ".join(str(error).split()) or "no message"
         print_error(f"unexpected {type(error).__name__}: {text}", "run it with -vv for the traceback, and report that")
         return ExitCode.FAILED
-
-
-def main() -> None:
-    """Entry point of the command `ggml-async`."""
-    sys.exit(run())
 
 
 if __name__ == "__main__":

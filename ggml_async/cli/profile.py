@@ -54,12 +54,24 @@ def _list(*names: str, default: str, text: str) -> Callable[[Any], Any]:
 @_list("-n", "--n-gen", default=DEFAULT_N_GEN, text="Generated tokens: one test each.")
 @click.option("-pg", "n_pg", multiple=True, metavar="PP,TG", help="A prompt, then generation, timed together.")
 @_list("-d", "--n-depth", default="0", text="Tokens in the context before the timed ones.")
-@click.option("-r", "--repetitions", type=int, default=DEFAULT_REPETITIONS, show_default=True,
-              help="Repetitions of each arm, interleaved in random order.")
+@click.option(
+    "-r",
+    "--repetitions",
+    type=int,
+    default=DEFAULT_REPETITIONS,
+    show_default=True,
+    help="Repetitions of each arm, interleaved in random order.",
+)
 @_list("-ngl", "--n-gpu-layers", default="all", text="Layers on the GPU: a number, -1 or all.")
 @_list("-ncmoe", "--n-cpu-moe", default="all; 0 with -ot", text="Experts of the first N layers on the CPU; half, all.")
-@click.option("-ot", "--override-tensor", "overrides", multiple=True, metavar="PATTERN=BUFFER[;...]",
-              help="Tensors by name into a buffer (CPU or a device); a comma starts the next test's.")
+@click.option(
+    "-ot",
+    "--override-tensor",
+    "overrides",
+    multiple=True,
+    metavar="PATTERN=BUFFER[;...]",
+    help="Tensors by name into a buffer (CPU or a device); a comma starts the next test's.",
+)
 @_list("-dev", "--device", "devices", default="auto: the first GPU", text="Devices A/B, or none.")
 @_list("-t", "--threads", default=f"physical cores: {default_threads()}", text="CPU threads.")
 @_list("-c", "--ctx-size", default="what the test needs", text="Context size.")
@@ -71,9 +83,13 @@ def _list(*names: str, default: str, text: str) -> Callable[[Any], Any]:
 @click.option("--no-warmup", is_flag=True, help="Time the first run too.")
 @click.option("--llama", metavar="DIR", type=click.Path(path_type=Path), help="Folder of llama.cpp libraries to use.")
 @click.option("-o", "--output", type=click.Choice(FORMATS), help="Format of the results.  [default: md]")
-@click.option("--output-file", metavar="FILE", type=click.Path(path_type=Path),
-              help="Results in the -o format go there; without -o the table is printed and the JSON goes there "
-                   "(or what FILE's ending names).")
+@click.option(
+    "--output-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Results in the -o format go there; without -o the table is printed and the JSON goes there "
+    "(or what FILE's ending names).",
+)
 @click.option("--progress", is_flag=True, help="Say how far it is, also where stderr is no terminal.")
 @click.option("-v", "--verbose", count=True, help="Log to stderr; twice: llama.cpp's debug lines too.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes on stderr, only warnings and errors.")

@@ -22,6 +22,8 @@ def differing(document: Json) -> frozenset[str]:
     """Names of the optional settings in which the document's tests differ."""
     found: set[str] = set()
     for name in _OPTIONAL:
+        if name == "n_ctx":
+            continue  # it follows the test's size where the user did not set it
         values = [test["config"].get(_CONFIG_KEYS.get(name, name)) for test in document["tests"]]
         if any(v != values[0] for v in values[1:]):
             found.add(name)
@@ -90,6 +92,8 @@ def number(value: Any, digits: int) -> str:
         return NOT_MEASURED
     if digits < 0:
         return f"{value * 100:.1f} %"
+    if digits == 1 and 0 < abs(value) < 1:
+        digits = 2
     return f"{value:.{digits}f}"
 
 
