@@ -32,6 +32,8 @@ Tokens = npt.NDArray[np.int32]
 
 #: Generated tokens of the warm-up: the first builds pipelines and pages weights in, the second shows that it is done.
 WARMUP_GEN = 2
+#: Decodes after which records and logits put aside are taken in, so that neither grows without bound.
+TAKE_EVERY = 64
 #: Names in the descriptions of devices that are a CPU in disguise.
 SOFTWARE_DEVICES = ("llvmpipe", "lavapipe", "swiftshader")
 
@@ -48,8 +50,11 @@ class Session(Protocol):
     def decode(self, tokens: Tokens) -> None:
         """Decode at most n_batch tokens behind the earlier ones, and wait until all of it is done."""
 
-    def fingerprint(self) -> Fingerprint:
-        """Of the logits of the last decode."""
+    def keep_logits(self) -> None:
+        """Put the logits of the last decode aside; as cheap as can be, it is called between timed decodes."""
+
+    def fingerprints(self) -> list[Fingerprint]:
+        """Of the logits put aside since the last call, in order."""
 
     def take_records(self) -> Records:
         """The plug-in's records since the last call."""
@@ -157,24 +162,33 @@ class _Test:
         self.session.take_records()
 
     def run(self, arm: str, repetition: int) -> Run:
-        """One repetition. Only decode + synchronize is timed; reading records and hashing are not."""
+        """One repetition. Only decode + synchronize is timed.
+
+        Between two timed decodes nothing is done but to put the logits aside: a pause of a millisecond, for hashing or
+        reading records, lets a GPU lower its clocks and a CPU its threads fall asleep, which no real program would see.
+        """
         executor, session = self.executor, self.session
         run = Run(arm, repetition)
         self._begin(arm)
         for tokens in self.prefill:
             self._check()
             session.decode(tokens)
-            run.prints.append(session.fingerprint())
+            session.keep_logits()
+        run.prints += session.fingerprints()
         session.take_records()
-        for tokens in [*self.prompt, *self.generation]:
+        before = session.counters()
+        for i, tokens in enumerate([*self.prompt, *self.generation], start=1):
             self._check()
-            before = session.counters()
             start = executor.now()
             session.decode(tokens)
-            elapsed = executor.now() - start
-            after = session.counters()
-            run.add(len(tokens), elapsed, session.take_records(), {k: v - before.get(k, 0) for k, v in after.items()})
-            run.prints.append(session.fingerprint())
+            run.timed(len(tokens), executor.now() - start)
+            session.keep_logits()
+            if i % TAKE_EVERY == 0:
+                run.add_records(session.take_records())
+                run.prints += session.fingerprints()
+        run.add_records(session.take_records())
+        run.prints += session.fingerprints()
+        run.counters = {name: value - before.get(name, 0) for name, value in session.counters().items()}
         return run
 
     def _begin(self, arm: str) -> None:

@@ -44,17 +44,18 @@ class Run:
     tokens: int = 0  #: timed
     elapsed_ns: int = 0  #: of decode + synchronize, summed
     records: list[Records] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)  #: by how much each grew
     prints: list[Fingerprint] = field(default_factory=list)
 
-    def add(self, tokens: int, elapsed_ns: int, records: Records, counters: Mapping[str, int]) -> None:
-        """One timed decode. `counters` is by how much each grew."""
+    def timed(self, tokens: int, elapsed_ns: int) -> None:
+        """One timed decode."""
         self.tokens += tokens
         self.elapsed_ns += elapsed_ns
+
+    def add_records(self, records: Records) -> None:
+        """Records of timed decodes."""
         if len(records):
             self.records.append(records)
-        for name, value in counters.items():
-            self.counters[name] = self.counters.get(name, 0) + value
 
     def of_kind(self, kind: int) -> Records | None:
         """Its records of one kind; None without any."""

@@ -117,6 +117,7 @@ class MockSession:
         self.position = 0
         self.history: list[int] = []
         self.records: list[np.ndarray[Any, Any]] = []
+        self.kept: list[Fingerprint] = []
         self.counts: dict[str, int] = dict.fromkeys(
             ("readbacks", "readback_bytes", "stages", "synchronizes", "uploads", "declined_unpinned"), 0
         )
@@ -166,9 +167,13 @@ class MockSession:
         self.counts["uploads"] += 1
         self.counts["declined_unpinned"] += 2 if declined else 0
 
-    def fingerprint(self) -> Fingerprint:
+    def keep_logits(self) -> None:
         wrong = self.executor.wrong_at == (self.arm, self.executor.decodes)
-        return Fingerprint(repr((self.history, wrong)).encode())
+        self.kept.append(Fingerprint(repr((self.history, wrong)).encode()))
+
+    def fingerprints(self) -> list[Fingerprint]:
+        kept, self.kept = self.kept, []
+        return kept
 
     def take_records(self) -> np.ndarray[Any, Any]:
         taken = np.concatenate(self.records) if self.records else np.zeros(0, DTYPE)
