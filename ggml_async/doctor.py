@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 
 from . import __version__, fetch, native, runtime
+from .child import run_module
 from .errors import GgmlAsyncError
 
 #: The readback check runs a tiny model; a driver that hangs must not hang the doctor.
@@ -160,16 +160,8 @@ def _readback(chosen: runtime.Candidate) -> Check:
             "install a driver; on Debian mesa-vulkan-drivers has lavapipe",
         )
     with tempfile.TemporaryDirectory(prefix="ggml-async-") as folder:
-        command = [sys.executable, "-m", "ggml_async.doctor_readback", str(chosen.dir), folder]
         try:
-            child = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=READBACK_TIMEOUT_S,
-                check=False,
-                env={**os.environ, **chosen.env},
-            )
+            child = run_module("doctor_readback", str(chosen.dir), folder, timeout=READBACK_TIMEOUT_S, env=chosen.env)
         except subprocess.TimeoutExpired:
             return Check(
                 "readback",

@@ -9,13 +9,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import fetch
+from .child import run_module
 from .env import Env
 from .errors import ExitCode, GgmlAsyncError, UsageError
 from .llama import LlamaLibrary
@@ -121,11 +121,8 @@ def _installed() -> Iterator[tuple[str, Path]]:
 
 
 def _check_once(directory: Path, env: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ggml_async.runtime_check", str(directory)]
     try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False, env={**os.environ, **env}
-        )
+        child = run_module("runtime_check", str(directory), timeout=CHECK_TIMEOUT_S, env=env)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {CHECK_TIMEOUT_S} s", "hint": ""}
     lines = child.stdout.strip().splitlines()
