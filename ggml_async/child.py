@@ -30,6 +30,6 @@ def run_module(
         timeout=timeout,
         check=False,
         env={**os.environ, **(env or {})},
-        # -m looks into the current folder first, which may hold another ggml_async (a source tree): let it find this one
+        # -m looks into the current folder first, which may hold another ggml_async (a source tree)
         cwd=Path(__file__).resolve().parent.parent,
     )
