@@ -107,9 +107,10 @@ static int ga_phase_wanted(struct ga_host * host) {
     return atomic_load(&host->mode) == GGML_ASYNC_MODE_OFF ? GA_PHASE_BARE : GA_PHASE_IDLE;
 }
 
-// Brings the hooks in line with the host's mode. Does nothing while a stage is open: closing it calls this again.
+// Brings the hooks in line with the host's mode. Does nothing while a stage is open, and does not let go of a source
+// while a queue holds reads of it (its end must not go unseen): closing and draining call this again.
 // Any thread may call it; whoever wins the exchange does the work and looks again afterwards.
-void ga_backend_settle(struct ga_backend * state) {
+static void ga_settle(struct ga_backend * state) {
     for (;;) {
         int       phase  = atomic_load(&state->phase);
         const int wanted = ga_phase_wanted(state->host);
@@ -118,6 +119,10 @@ void ga_backend_settle(struct ga_backend * state) {
         }
         if (!atomic_compare_exchange_strong(&state->phase, &phase, GA_PHASE_CHANGING)) {
             continue;
+        }
+        if (wanted == GA_PHASE_DETACHED && atomic_load(&state->n_queued) > 0) {
+            atomic_store(&state->phase, phase);
+            return;
         }
         ggml_backend_t backend = atomic_load(&state->backend);
         if (wanted == GA_PHASE_IDLE) {
@@ -129,6 +134,30 @@ void ga_backend_settle(struct ga_backend * state) {
             ga_slot_put_back(state, backend, state->host->layout->free, (void *) ga_hook_free);
         }
         atomic_store(&state->phase, wanted);
+    }
+}
+
+// What a backend has of ours goes: its queue, and bounce buffers that were read into through its device, with the last.
+static void ga_release_locked(struct ga_backend * state) {
+    if (!state->followed) {
+        return;
+    }
+    state->followed = false;
+    if (state->queue) {
+        ga_queue_free(state->queue);
+        state->queue = NULL;
+    }
+    if (--state->device->n_backends == 0) {
+        ga_queues_free_pools_locked(state->device);
+    }
+}
+
+void ga_backend_settle(struct ga_backend * state) {
+    ga_settle(state);
+    if (atomic_load(&state->phase) == GA_PHASE_DETACHED) {
+        ga_lock();
+        ga_release_locked(state);
+        ga_unlock();
     }
 }
 
@@ -163,6 +192,9 @@ static struct ga_backend * ga_register_locked(struct ga_device * device, ggml_ba
         return NULL;
     }
     struct ga_backend * state = ga_entry_locked(backend);
+    if (state) {
+        ga_release_locked(state);
+    }
     const bool is_destination = ga_is_destination(device->type);
     if (state && is_destination && !state->stage) {
         state->stage = ga_calloc(1, sizeof(*state->stage));
@@ -180,6 +212,7 @@ static struct ga_backend * ga_register_locked(struct ga_device * device, ggml_ba
     for (int i = 0; i < host->layout->n_slots; i++) {
         state->slots[i] = ga_slot_load(backend, i);
     }
+    state->followed       = true;
     atomic_store(&state->n_queued, 0);
     atomic_store(&state->phase, GA_PHASE_BARE);
     device->n_backends++;
@@ -194,7 +227,7 @@ ggml_backend_t ga_init_backend(ggml_backend_dev_t dev, const char * params) {
     if (!device) {
         return NULL;
     }
-    ggml_backend_t backend = device->init_backend(dev, params);
+    ggml_backend_t backend = atomic_load(&device->init_backend)(dev, params);
     if (!backend || !atomic_load(&device->host->attached)) {
         return backend;
     }
@@ -214,8 +247,8 @@ ggml_backend_t ga_init_backend(ggml_backend_dev_t dev, const char * params) {
 // A source that was created before we attached, or past us: look at it when it is first met.
 struct ga_backend * ga_backend_adopt(struct ga_host * host, ggml_backend_t backend) {
     struct ga_backend * state = ga_backend_find(backend);
-    if (state) {
-        return state->host == host && atomic_load(&state->phase) != GA_PHASE_DETACHED ? state : NULL;
+    if (state && atomic_load(&state->phase) != GA_PHASE_DETACHED) {
+        return state->host == host ? state : NULL;
     }
     struct ga_device * device = ga_host_device(host->api.ggml_backend_get_device(backend));
     if (!device || device->host != host || ga_is_destination(device->type)) {
@@ -223,8 +256,9 @@ struct ga_backend * ga_backend_adopt(struct ga_host * host, ggml_backend_t backe
     }
     ga_lock();
     state = ga_backend_find(backend);
-    if (!state) {
-        state = ga_register_locked(device, backend);
+    // One that lived through a detach starts again.
+    if (!state || atomic_load(&state->phase) == GA_PHASE_DETACHED) {
+        state = atomic_load(&host->attached) ? ga_register_locked(device, backend) : NULL;
     }
     ga_unlock();
     if (state) {
@@ -254,13 +288,7 @@ void ga_hook_free(ggml_backend_t backend) {
     // The host's own free may call through the interface: it must find it as it was.
     ga_hooks_remove(state, backend);
     ga_slot_put_back(state, backend, layout->free, (void *) ga_hook_free);
-    if (state->queue) {
-        ga_queue_free(state->queue);
-        state->queue = NULL;
-    }
-    if (--state->device->n_backends == 0) {
-        ga_queues_free_pools_locked(state->device);
-    }
+    ga_release_locked(state);
     atomic_store(&state->phase, GA_PHASE_DETACHED);
     atomic_store(&state->backend, NULL);
     ga_unlock();
@@ -268,8 +296,9 @@ void ga_hook_free(ggml_backend_t backend) {
     free_backend(backend);
 }
 
-// Walks the live backends of a host. `detach`: those at rest afterwards belong to the host again.
+// Walks the live backends of a host. `settle`: those at rest follow its mode, or belong to it again after a detach.
 static int ga_for_each_locked(struct ga_host * host, bool settle, int * n_open) {
+    const bool attached = atomic_load(&host->attached);
     int n = 0;
     for (int i = 0; i < GA_N_BUCKETS; i++) {
         for (struct ga_backend * entry = atomic_load(&ga_buckets[i]); entry; entry = entry->next) {
@@ -277,8 +306,12 @@ static int ga_for_each_locked(struct ga_host * host, bool settle, int * n_open) 
                 continue;
             }
             if (settle) {
-                ga_backend_settle(entry);
-                *n_open += atomic_load(&entry->phase) == GA_PHASE_OPEN;
+                ga_settle(entry);
+                const int phase = atomic_load(&entry->phase);
+                *n_open += phase == GA_PHASE_OPEN || (!attached && phase != GA_PHASE_DETACHED);
+                if (phase == GA_PHASE_DETACHED) {
+                    ga_release_locked(entry);
+                }
             }
             n++;
         }
@@ -286,7 +319,7 @@ static int ga_for_each_locked(struct ga_host * host, bool settle, int * n_open) 
     return n;
 }
 
-// Returns how many backends have a stage open and will follow when it closes.
+// Returns how many backends have a stage open or reads queued and will follow afterwards.
 int ga_backends_settle_all_locked(struct ga_host * host) {
     int n_open = 0;
     ga_for_each_locked(host, true, &n_open);

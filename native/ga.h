@@ -140,7 +140,7 @@ struct ga_device {
     ggml_backend_dev_t   dev;
     int                  index;                     // in the host's registry
     int                  type;
-    ga_init_backend_t    init_backend;              // the host's own
+    _Atomic(ga_init_backend_t) init_backend;        // the host's own
     int                  n_backends;                // under ga_lock
     _Atomic(bool)        pinned_known;
     _Atomic(ggml_backend_buffer_type_t) pinned;     // pinned memory of this very device, or NULL
@@ -154,6 +154,7 @@ struct ga_host {
     int                      api_version;
     struct ga_api            api;
     _Atomic(int)             mode;
+    _Atomic(uint32_t)        n_mode_changes;
     _Atomic(bool)            attached;
     struct ga_device         devices[GA_MAX_DEVICES];
     _Atomic(int)             n_devices;
@@ -179,6 +180,7 @@ struct ga_pool {
 struct ga_source {
     _Atomic(ggml_backend_t) backend;    // NULL once it was freed: its copy-outs are dropped
     struct ga_backend     * state;
+    int                     n_reads;
     int64_t                 wait_ns;    // filled by the drain
 };
 
@@ -199,9 +201,9 @@ struct ggml_async_queue {
     struct ga_copy_out      * copy_outs;
     int                       n_copy_outs;
     int                       cap_copy_outs;
-    int                       n_reads;  // since the last drain
+    int                       n_reads;  // done at once, since the last drain
     struct ga_pool            pools[GA_MAX_SOURCES];
-    int                       n_pools;
+    _Atomic(int)              n_pools;
 };
 
 enum ga_phase {
@@ -231,6 +233,8 @@ struct ga_stage {
     ggml_backend_t           step_source;
     int64_t                  step_ns;
     bool                     recording;
+    bool                     abandoned;         // an exception left it: its reads are waited for, not counted
+    _Atomic(const void *)    thread;            // the last one to queue: address of something thread-local
     struct ggml_async_record readbacks[GA_MAX_READBACKS];
     int8_t                   sources[GA_MAX_READBACKS];     // index into the queue's sources, -1: none
 };
@@ -241,6 +245,7 @@ struct ga_backend {
     struct ga_host         * host;
     struct ga_device       * device;
     bool                     is_destination;    // CPU or ACCEL
+    bool                     followed;          // counted in its device, may own a queue; under ga_lock
     void                   * slots[GA_MAX_SLOTS];  // as the host made them
     _Atomic(int)             phase;
     _Atomic(int)             n_queued;          // queues that hold reads of this source
@@ -296,6 +301,8 @@ void ga_record_describe(struct ggml_async_record * record, struct ga_host * host
 
 // readback.c, for source.c: a source was synchronized by ggml while this thread's stage is open
 void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1);
+// or its synchronize threw
+void ga_stage_abandon(void);
 
 // queue.c
 struct ggml_async_queue * ga_queue_new(struct ga_host * host);

@@ -341,11 +341,13 @@ void ga_host_scan_devices_locked(struct ga_host * host) {
             continue;
         }
         struct ga_device * device = &host->devices[k];
-        device->host         = host;
-        device->dev          = dev;
-        device->index        = (int) i;
-        device->type         = host->api.ggml_backend_dev_type(dev);
-        device->init_backend = (ga_init_backend_t) *slot;
+        if (k == n_devices) {
+            device->host  = host;
+            device->dev   = dev;
+            device->index = (int) i;
+            device->type  = host->api.ggml_backend_dev_type(dev);
+        }
+        atomic_store(&device->init_backend, (ga_init_backend_t) *slot);
         if (k == n_devices) {
             atomic_store_explicit(&host->n_devices, n_devices + 1, memory_order_release);
         }

@@ -197,14 +197,14 @@ int ggml_async_detach(int id) {
     for (int i = 0; i < n; i++) {
         void ** slot = &ga_words(host->devices[i].dev)[GA_DEVICE_SLOT_INIT_BACKEND];
         if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) == (void *) ga_init_backend) {
-            __atomic_store_n(slot, (void *) host->devices[i].init_backend, __ATOMIC_SEQ_CST);
+            __atomic_store_n(slot, (void *) atomic_load(&host->devices[i].init_backend), __ATOMIC_SEQ_CST);
         }
     }
     atomic_store(&host->attached, false);
     const int n_open = ga_backends_settle_all_locked(host);
     ga_unlock();
     if (n_open) {
-        return ga_fail(GGML_ASYNC_ERR_BUSY, "%d backends have a stage open; they let go when it closes", n_open);
+        return ga_fail(GGML_ASYNC_ERR_BUSY, "%d backends have a stage open or reads queued; they let go when that ends", n_open);
     }
     return GGML_ASYNC_OK;
 }
@@ -237,6 +237,7 @@ int ggml_async_host_get(int id, struct ggml_async_host_info * info, size_t size)
 
 static void ga_host_set_mode_locked(struct ga_host * host, int mode) {
     atomic_store(&host->mode, mode);
+    atomic_fetch_add(&host->n_mode_changes, 1);
     ga_backends_settle_all_locked(host);
 }
 

@@ -37,7 +37,7 @@ void ga_queue_free(struct ggml_async_queue * queue) {
     if (*link) {
         *link = queue->next;
     }
-    for (int i = 0; i < queue->n_pools; i++) {
+    for (int i = 0; i < atomic_load_explicit(&queue->n_pools, memory_order_acquire); i++) {
         ga_pool_free(queue->host, &queue->pools[i]);
     }
     free(queue->copy_outs);
@@ -47,7 +47,7 @@ void ga_queue_free(struct ggml_async_queue * queue) {
 // The device's last backend goes: its pinned memory must not outlive it.
 void ga_queues_free_pools_locked(struct ga_device * device) {
     for (struct ggml_async_queue * queue = device->host->queues; queue; queue = queue->next) {
-        for (int i = 0; i < queue->n_pools; i++) {
+        for (int i = 0; i < atomic_load_explicit(&queue->n_pools, memory_order_acquire); i++) {
             if (queue->pools[i].device == device) {
                 ga_pool_free(device->host, &queue->pools[i]);
             }
@@ -56,16 +56,18 @@ void ga_queues_free_pools_locked(struct ga_device * device) {
 }
 
 static struct ga_pool * ga_queue_pool(struct ggml_async_queue * queue, struct ga_device * device) {
-    for (int i = 0; i < queue->n_pools; i++) {
+    for (int i = 0; i < atomic_load_explicit(&queue->n_pools, memory_order_acquire); i++) {
         if (queue->pools[i].device == device) {
             return &queue->pools[i];
         }
     }
-    if (queue->n_pools == GA_MAX_SOURCES) {
+    const int n = atomic_load_explicit(&queue->n_pools, memory_order_relaxed);
+    if (n == GA_MAX_SOURCES) {
         return NULL;
     }
-    struct ga_pool * pool = &queue->pools[queue->n_pools++];
+    struct ga_pool * pool = &queue->pools[n];
     pool->device = device;
+    atomic_store_explicit(&queue->n_pools, n + 1, memory_order_release);   // another thread may be looking for its device
     return pool;
 }
 
@@ -127,6 +129,24 @@ static bool ga_queue_reserve(struct ggml_async_queue * queue) {
     return true;
 }
 
+// A place in a bounce buffer and one in the list of copy-outs; NULL and a reason otherwise.
+static void * ga_queue_bounce(struct ggml_async_queue * queue, struct ga_device * device, size_t size, enum ga_decline * why) {
+    if (!ga_device_pinned(device)) {
+        *why = GA_DECLINE_no_pinned_memory;
+        return NULL;
+    }
+    struct ga_pool * pool = ga_queue_pool(queue, device);
+    if (!pool) {
+        *why = GA_DECLINE_too_many_sources;
+        return NULL;
+    }
+    if (!ga_queue_reserve(queue)) {
+        *why = GA_DECLINE_no_memory;
+        return NULL;
+    }
+    return ga_pool_alloc(pool, size, why);
+}
+
 static int ga_queue_source(struct ggml_async_queue * queue, ggml_backend_t backend) {
     const int n = atomic_load_explicit(&queue->n_sources, memory_order_relaxed);
     for (int i = 0; i < n; i++) {
@@ -137,14 +157,48 @@ static int ga_queue_source(struct ggml_async_queue * queue, ggml_backend_t backe
     return -1;
 }
 
+static void ga_source_done(struct ga_backend * source) {
+    atomic_fetch_sub(&source->n_queued, 1);
+    if (!atomic_load_explicit(&source->host->attached, memory_order_relaxed)) {
+        ga_backend_settle(source);      // a detach waited for us
+    }
+}
+
+// Returns its index, or -1 if a detach has just let go of it. From here on, none will.
 static int ga_queue_add_source(struct ggml_async_queue * queue, struct ga_backend * source, ggml_backend_t backend) {
+    atomic_fetch_add(&source->n_queued, 1);
+    const int phase = atomic_load(&source->phase);
+    if (phase == GA_PHASE_CHANGING || phase == GA_PHASE_DETACHED) {
+        ga_source_done(source);
+        return -1;
+    }
+    // The device's bounce memory is free again. Here rather than in the drain: while the source counts as queued, nobody
+    // can free the pool under our hands.
     const int n = atomic_load_explicit(&queue->n_sources, memory_order_relaxed);
+    bool shared = false;
+    for (int i = 0; i < n; i++) {
+        const struct ga_source * other = &queue->sources[i];
+        shared |= atomic_load_explicit(&other->backend, memory_order_relaxed) && other->state->device == source->device;
+    }
+    for (int i = 0; i < atomic_load_explicit(&queue->n_pools, memory_order_acquire) && !shared; i++) {
+        for (int k = 0; queue->pools[i].device == source->device && k < queue->pools[i].n_chunks; k++) {
+            queue->pools[i].chunks[k].used = 0;
+        }
+    }
     queue->sources[n].state   = source;
+    queue->sources[n].n_reads = 0;
     queue->sources[n].wait_ns = -1;
     atomic_store_explicit(&queue->sources[n].backend, backend, memory_order_relaxed);
-    atomic_fetch_add(&source->n_queued, 1);
     atomic_store_explicit(&queue->n_sources, n + 1, memory_order_release);
     return n;
+}
+
+// Takes back a source that was added last and has nothing queued.
+static void ga_queue_remove_source(struct ggml_async_queue * queue, int index) {
+    atomic_store_explicit(&queue->n_sources, index, memory_order_release);
+    if (atomic_exchange(&queue->sources[index].backend, NULL)) {
+        ga_source_done(queue->sources[index].state);
+    }
 }
 
 // Whether this source can be read asynchronously from this tensor at all.
@@ -197,33 +251,27 @@ int ga_queue_push(struct ggml_async_queue * queue, struct ga_backend * source, c
         return -1;
     }
 
+    // Known to the queue before the read is: whatever happens inside, the source will be synchronized.
+    const bool added = index < 0;
+    if (added) {
+        index = ga_queue_add_source(queue, source, backend);
+        if (index < 0) {
+            *why = GA_DECLINE_unknown_source;
+            return -1;
+        }
+    }
     void * target = data;
     if (size > 0 && !(direct && alone)) {
-        if (!ga_device_pinned(source->device)) {
-            *why = GA_DECLINE_no_pinned_memory;
-            return -1;
-        }
-        struct ga_pool * pool = ga_queue_pool(queue, source->device);
-        if (!pool) {
-            *why = GA_DECLINE_too_many_sources;
-            return -1;
-        }
-        if (!ga_queue_reserve(queue)) {
-            *why = GA_DECLINE_no_memory;
-            return -1;
-        }
-        target = ga_pool_alloc(pool, size, why);
+        target = ga_queue_bounce(queue, source->device, size, why);
         if (!target) {
+            if (added) {
+                ga_queue_remove_source(queue, index);
+            }
             return -1;
         }
-    }
-
-    // Known to the queue before the read is: whatever happens inside, the source will be synchronized.
-    if (index < 0) {
-        index = ga_queue_add_source(queue, source, backend);
     }
     *source_index = index;
-    queue->n_reads++;
+    queue->sources[index].n_reads++;
     if (size == 0) {
         return GGML_ASYNC_PATH_EMPTY;
     }
@@ -248,24 +296,19 @@ int ga_queue_drain(struct ggml_async_queue * queue, uint32_t * n_sync, struct ga
                    void (*copied)(void * user_data, int tag, int64_t copy_ns), void * user_data) {
     const int n           = atomic_load_explicit(&queue->n_sources, memory_order_relaxed);
     const int n_copy_outs = queue->n_copy_outs;
-    const int n_reads     = queue->n_reads;
+    int       n_reads     = queue->n_reads;
+    for (int i = 0; i < GA_MAX_SOURCES; i++) {
+        sources[i].wait_ns = -1;
+    }
     for (int i = 0; i < n; i++) {
         sources[i].state   = queue->sources[i].state;
-        sources[i].wait_ns = -1;
         ggml_backend_t backend = atomic_exchange(&queue->sources[i].backend, NULL);
         atomic_store_explicit(&sources[i].backend, backend, memory_order_relaxed);
-        if (backend) {
-            atomic_fetch_sub(&sources[i].state->n_queued, 1);
-        }
+        n_reads += backend ? queue->sources[i].n_reads : 0;
     }
     atomic_store_explicit(&queue->n_sources, 0, memory_order_release);
     queue->n_copy_outs = 0;
     queue->n_reads     = 0;
-    for (int i = 0; i < queue->n_pools; i++) {
-        for (int k = 0; k < queue->pools[i].n_chunks; k++) {
-            queue->pools[i].chunks[k].used = 0;
-        }
-    }
 
     struct ga_host * host = queue->host;
     for (int i = 0; i < n; i++) {
@@ -293,6 +336,13 @@ int ga_queue_drain(struct ggml_async_queue * queue, uint32_t * n_sync, struct ga
         }
         t = now;
     }
+    // Only now: until its bounce memory is copied out, nobody may free it. If a device failed above, its count stays, and
+    // its end synchronizes it once more.
+    for (int i = 0; i < n; i++) {
+        if (sources[i].wait_ns >= 0) {
+            ga_source_done(sources[i].state);
+        }
+    }
     return n_reads;
 }
 
@@ -305,7 +355,7 @@ void ga_queues_drop_source(struct ga_host * host, ggml_backend_t backend) {
             ggml_backend_t expected = backend;
             if (atomic_compare_exchange_strong(&queue->sources[i].backend, &expected, NULL)) {
                 atomic_fetch_sub(&queue->sources[i].state->n_queued, 1);
-                ga_count(host, GA_COUNTER_dropped_reads, 1);
+                ga_count(host, GA_COUNTER_dropped_reads, (uint64_t) queue->sources[i].n_reads);
             }
         }
     }

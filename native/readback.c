@@ -13,6 +13,22 @@
 // The destination whose stage this thread has open; sources' synchronize looks here.
 static _Thread_local struct ga_backend * ga_open_stage;
 
+// An exception leaves the scheduler's loop: the graph is abandoned, and with it the memory that copy-outs would go to.
+void ga_stage_abandon(void) {
+    struct ga_backend * state = ga_open_stage;
+    if (state && atomic_load(&state->phase) == GA_PHASE_OPEN && atomic_load(&state->stage->thread) == (const void *) &ga_open_stage) {
+        state->queue->n_copy_outs = 0;
+        state->stage->abandoned   = true;
+    }
+    ga_open_stage = NULL;
+}
+
+static void ga_input_unwound(const bool * returned) {
+    if (!*returned) {
+        ga_stage_abandon();
+    }
+}
+
 static bool ga_host_cpy(struct ga_backend * state, ggml_backend_t backend_src, ggml_backend_t backend_dst,
                         const struct ggml_tensor * src, struct ggml_tensor * dst) {
     ga_cpy_async_t cpy = state ? (ga_cpy_async_t) state->slots[state->host->layout->cpy_tensor_async] : NULL;
@@ -38,7 +54,8 @@ static void ga_step_close(struct ga_stage * stage, int64_t now) {
 
 void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
     struct ga_backend * state = ga_open_stage;
-    if (!state || atomic_load_explicit(&state->phase, memory_order_relaxed) != GA_PHASE_OPEN) {
+    if (!state || atomic_load_explicit(&state->phase, memory_order_relaxed) != GA_PHASE_OPEN ||
+        atomic_load_explicit(&state->stage->thread, memory_order_relaxed) != (const void *) &ga_open_stage) {
         return;
     }
     struct ga_stage * stage = state->stage;
@@ -59,10 +76,18 @@ void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
 static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int64_t now) {
     int phase = GA_PHASE_IDLE;
     if (!atomic_compare_exchange_strong(&state->phase, &phase, GA_PHASE_OPEN)) {
-        return phase == GA_PHASE_OPEN;
+        if (phase != GA_PHASE_OPEN) {
+            return false;
+        }
+        if (!state->stage->abandoned) {
+            return true;
+        }
     }
     const int mode = atomic_load(&state->host->mode);
     if (mode == GGML_ASYNC_MODE_OFF) {
+        if (phase == GA_PHASE_OPEN) {
+            return false;   // abandoned, and its sources still to be waited for: the compute does that
+        }
         // The hooks are about to be taken out.
         atomic_store(&state->phase, GA_PHASE_IDLE);
         ga_backend_settle(state);
@@ -83,7 +108,7 @@ static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int6
     stage->device         = device ? device->index : -1;
     stage->step           = GA_STOCK_NONE;
     stage->recording      = ga_record_on();
-    ga_open_stage = state;
+    stage->abandoned      = false;
     return true;
 }
 
@@ -159,6 +184,10 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
     }
 
     struct ga_stage * stage = state->stage;
+    ga_open_stage = state;
+    atomic_store_explicit(&stage->thread, (const void *) &ga_open_stage, memory_order_relaxed);
+    bool returned __attribute__((cleanup(ga_input_unwound))) = false;
+
     const size_t      size  = host->api.ggml_nbytes(src);
     const uint32_t    k     = stage->n_readbacks++;
     struct ggml_async_record * record = stage->recording && k < GA_MAX_READBACKS ? &stage->readbacks[k] : NULL;
@@ -191,6 +220,7 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
                 record->path     = path;
                 record->issue_ns = issue_ns;
             }
+            returned = true;
             return true;
         }
         ga_decline_note(host, why, src, backend_src);
@@ -203,13 +233,14 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
     stage->step        = GA_STOCK_ASKED;
     stage->step_source = backend_src;
     stage->step_ns     = t0;
+    returned           = true;
     return ga_host_cpy(state, backend_src, backend_dst, src, dst);
 }
 
 static void ga_stage_copied(void * user_data, int tag, int64_t copy_ns) {
     struct ga_stage * stage = user_data;
     stage->copy_ns += copy_ns;
-    if (tag < GA_MAX_READBACKS) {
+    if (stage->recording && tag < GA_MAX_READBACKS) {
         stage->readbacks[tag].copy_ns = copy_ns;
     }
 }
@@ -239,8 +270,16 @@ static void ga_stage_emit(struct ga_backend * state, const struct ga_source * so
     ga_record_put(&record);
 }
 
+// Also when a device throws in the drain: the next stage must be able to open.
+static void ga_stage_end(struct ga_backend ** state) {
+    (*state)->stage->abandoned = false;
+    atomic_store(&(*state)->phase, GA_PHASE_IDLE);
+    ga_backend_settle(*state);
+}
+
 // The split's compute is about to start: the drain, then the books.
 static void ga_stage_close(struct ga_backend * state) {
+    struct ga_backend * ended __attribute__((cleanup(ga_stage_end))) = state;
     struct ga_host *  host  = state->host;
     struct ga_stage * stage = state->stage;
     struct ga_source  sources[GA_MAX_SOURCES];
@@ -248,11 +287,14 @@ static void ga_stage_close(struct ga_backend * state) {
 
     ga_step_close(stage, ga_now_ns());
     ga_open_stage = NULL;
-    ga_queue_drain(state->queue, &n_sync, sources, stage->recording ? ga_stage_copied : NULL, stage);
+    ga_queue_drain(state->queue, &n_sync, sources, ga_stage_copied, stage);
     const int64_t stage_ns = ga_now_ns() - stage->t_ns;
+    if (stage->abandoned) {
+        return;
+    }
 
     stage->n_sync += n_sync;
-    for (uint32_t i = 0; i < n_sync && i < GA_MAX_SOURCES; i++) {
+    for (int i = 0; i < GA_MAX_SOURCES; i++) {
         stage->wait_ns += sources[i].wait_ns > 0 ? sources[i].wait_ns : 0;
     }
     ga_count(host, GA_COUNTER_stages,         1);
@@ -271,8 +313,6 @@ static void ga_stage_close(struct ga_backend * state) {
     if (stage->recording) {
         ga_stage_emit(state, sources, stage_ns);
     }
-    atomic_store(&state->phase, GA_PHASE_IDLE);
-    ga_backend_settle(state);
 }
 
 // The destination is going: finish what is queued, but copy nothing out: the graph's memory may be gone before it.

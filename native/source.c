@@ -14,6 +14,7 @@
 static _Thread_local struct {
     bool                     open;
     bool                     synchronized;
+    uint32_t                 n_mode_changes;
     struct ga_host         * host;
     struct ggml_async_record record;
 } ga_upload;
@@ -51,6 +52,9 @@ void ga_record_describe(struct ggml_async_record * record, struct ga_host * host
 static void ga_upload_done(int64_t now) {
     struct ggml_async_record * record = &ga_upload.record;
     ga_upload.open = false;
+    if (ga_upload.n_mode_changes != atomic_load_explicit(&ga_upload.host->n_mode_changes, memory_order_relaxed)) {
+        return;     // our hooks may have been out meanwhile: its end was not seen
+    }
     record->duration_ns = now - record->t_ns;
     ga_count(ga_upload.host, GA_COUNTER_uploads,      1);
     ga_count(ga_upload.host, GA_COUNTER_upload_bytes, record->bytes);
@@ -69,6 +73,7 @@ static void ga_upload_begin(struct ga_backend * state, const struct ggml_tensor 
     ga_upload.open          = true;
     ga_upload.synchronized  = false;
     ga_upload.host          = state->host;
+    ga_upload.n_mode_changes = atomic_load_explicit(&state->host->n_mode_changes, memory_order_relaxed);
     ga_upload.record.kind   = GGML_ASYNC_RECORD_UPLOAD;
     ga_upload.record.mode   = atomic_load_explicit(&state->host->mode, memory_order_relaxed);
     ga_upload.record.path   = -1;
@@ -117,14 +122,23 @@ void ga_hook_set_tensor_async(ggml_backend_t backend, struct ggml_tensor * tenso
     }
 }
 
+static void ga_synchronize_unwound(const bool * returned) {
+    if (!*returned) {
+        ga_upload.open = false;
+        ga_stage_abandon();
+    }
+}
+
 void ga_hook_synchronize(ggml_backend_t backend) {
     struct ga_backend * state = ga_backend_find(backend);
     if (!state) {
         return;
     }
     ga_synchronize_t synchronize = (ga_synchronize_t) state->slots[state->host->layout->synchronize];
+    bool returned __attribute__((cleanup(ga_synchronize_unwound))) = false;
     if (!ga_measuring(state)) {
         synchronize(backend);
+        returned = true;
         return;
     }
     const int64_t t0 = ga_now_ns();
@@ -135,6 +149,7 @@ void ga_hook_synchronize(ggml_backend_t backend) {
         ga_upload.synchronized = true;
     }
     synchronize(backend);
+    returned = true;
     const int64_t t1 = ga_now_ns();
     ga_count(state->host, GA_COUNTER_device_synchronizes, 1);
     ga_stage_synchronized(backend, t0, t1);

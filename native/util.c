@@ -15,12 +15,14 @@ static _Thread_local char ga_error[1024];
 static pthread_mutex_t ga_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 // The callback and its user data change together, so both hang on one pointer. Entries are a few bytes and are kept:
-// another thread may still be calling through an old one.
+// another thread may still be calling through an old one. Setting a pair that was set before takes its entry again.
 struct ga_log_sink {
     void (*callback)(int level, const char * text, void * user_data);
     void * user_data;
+    struct ga_log_sink * next;
 };
 static _Atomic(struct ga_log_sink *) ga_sink;
+static struct ga_log_sink *          ga_sinks;      // under ga_lock
 
 int64_t ga_now_ns(void) {
     struct timespec ts;
@@ -55,12 +57,19 @@ const char * ggml_async_last_error(void) {
 void ggml_async_log_set(void (*callback)(int level, const char * text, void * user_data), void * user_data) {
     struct ga_log_sink * sink = NULL;
     if (callback) {
-        sink = ga_calloc(1, sizeof(*sink));
+        ga_lock();
+        sink = ga_sinks;
+        while (sink && (sink->callback != callback || sink->user_data != user_data)) {
+            sink = sink->next;
+        }
+        if (!sink && (sink = ga_calloc(1, sizeof(*sink)))) {
+            *sink    = (struct ga_log_sink) { callback, user_data, ga_sinks };
+            ga_sinks = sink;
+        }
+        ga_unlock();
         if (!sink) {
             return;
         }
-        sink->callback  = callback;
-        sink->user_data = user_data;
     }
     atomic_store(&ga_sink, sink);
 }
