@@ -22,6 +22,7 @@ import numpy.typing as npt
 from . import llama_abi
 from .errors import GgmlAsyncError, UsageError
 from .llama_load import LlamaLog, find_libraries, load_file, refuse_second_ggml
+from .threadpool import ThreadPool
 
 EvalCallback = Callable[[str, int, bool], bool]
 Floats = npt.NDArray[np.float32]
@@ -161,7 +162,7 @@ class LlamaLibrary:
         if missing:
             raise GgmlAsyncError(
                 f"{path} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}",
-                "use a shared llama.cpp build of ggml 0.25 or 0.26",
+                "use a shared llama.cpp build of ggml 0.12, 0.25 or 0.26",
             )
 
     def _load_backends(self) -> None:
@@ -369,6 +370,12 @@ class Model:
         return self._kept(_callback(self.library.ffi, "progress_fn", tick, raised))
 
 
+def _free_context(lib: Any, pointer: Any, pool: ThreadPool | None) -> None:
+    lib.llama_free(pointer)
+    if pool is not None:
+        pool.close()
+
+
 class Context:
     """A context of a model; a context manager. Not for use by two threads at once."""
 
@@ -389,14 +396,23 @@ class Context:
                 f"llama.cpp {library.version} could not make a context of {values['n_ctx']} tokens",
                 "try a smaller n_ctx or n_ubatch",
             )
-        self._finalizer = weakref.finalize(self, lib.llama_free, pointer)
         self.ptr = pointer
+        pool = self._attach_threads(max(values["n_threads"], values["n_threads_batch"]))
+        self._finalizer = weakref.finalize(self, _free_context, lib, pointer, pool)
         model.contexts.add(self)
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_ubatch = int(lib.llama_n_ubatch(pointer))
         self.n_seq_max = int(lib.llama_n_seq_max(pointer))
         self._next: collections.Counter[int] = collections.Counter()
+
+    def _attach_threads(self, n_threads: int) -> ThreadPool | None:
+        library = self.model.library
+        if n_threads < 2 or not ThreadPool.available(library):
+            return None
+        pool = ThreadPool(library, n_threads)
+        library.lib.llama_attach_threadpool(self.ptr, pool.ptr, library.ffi.NULL)
+        return pool
 
     def decode(
         self,

@@ -58,6 +58,7 @@ batch llama_batch_init(int32_t n_tokens, int32_t embd, int32_t n_seq_max);
 void llama_batch_free(batch b);
 int32_t llama_decode(void * ctx, batch b);
 void llama_synchronize(void * ctx);
+void llama_attach_threadpool(void * ctx, void * threadpool, void * threadpool_batch);
 float * llama_get_logits_ith(void * ctx, int32_t i);
 
 void ggml_backend_load_all(void);
@@ -75,11 +76,21 @@ void ggml_backend_dev_get_props(void * dev, void * props);
 void * ggml_backend_dev_buffer_type(void * dev);
 void * ggml_backend_dev_backend_reg(void * dev);
 const char * ggml_backend_buft_name(void * buft);
+void * ggml_backend_reg_get_proc_address(void * reg, const char * name);
+void ggml_threadpool_params_init(void * params, int n_threads);
 const char * ggml_get_name(const void * tensor);
 """
 
 #: Functions a library may lack; every other one of CDEF is required.
-OPTIONAL = {"llama_version", "ggml_version", "ggml_backend_load_all", "dladdr"}
+OPTIONAL = {
+    "llama_version",
+    "ggml_version",
+    "ggml_backend_load_all",
+    "ggml_backend_reg_get_proc_address",
+    "ggml_threadpool_params_init",
+    "llama_attach_threadpool",
+    "dladdr",
+}
 
 NULL = "P"
 FieldTable = tuple[tuple[str, str, Any], ...]
@@ -242,7 +253,7 @@ def prove(ffi: Any, lib: Any, who: str) -> Layout:
         reasons.append(f"layout {layout.name}: {reason}")
     raise GgmlAsyncError(
         f"the parameter structs of {who} are not known ({'; '.join(reasons)})",
-        "use a llama.cpp of ggml 0.25 or 0.26, or leave --llama away to use the pinned one",
+        "use a llama.cpp of ggml 0.12, 0.25 or 0.26, or leave --llama away to use the pinned one",
     )
 
 
@@ -277,5 +288,5 @@ def _prove_batch(ffi: Any, lib: Any, who: str) -> None:
     null = ffi.NULL
     filled = (b.token, b.pos, b.n_seq_id, b.seq_id, b.logits)
     if b.n_tokens != 0 or b.embd != null or null in filled:
-        raise GgmlAsyncError(f"the batch struct of {who} is not known", "use a llama.cpp of ggml 0.25 or 0.26")
+        raise GgmlAsyncError(f"the batch struct of {who} is not known", "use a llama.cpp of ggml 0.12, 0.25 or 0.26")
     lib.llama_batch_free(b)
