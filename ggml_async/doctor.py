@@ -19,7 +19,7 @@ import psutil
 
 from . import __version__, fetch, native, runtime
 from .child import run_module
-from .errors import GgmlAsyncError
+from .errors import GgmlAsyncError, UsageError
 
 #: The readback check runs a tiny model; a driver that hangs must not hang the doctor.
 READBACK_TIMEOUT_S = 180
@@ -58,6 +58,9 @@ def run_checks(explicit: Path | None = None, *, fetch: bool = False) -> list[Che
     Args:
         explicit: the llama.cpp folder to use instead of looking for one.
         fetch: whether the embedded runtime may be downloaded.
+
+    Raises:
+        UsageError: the explicit folder is not usable.
     """
     checks = [_python(), _plugin()]
     found = runtime.candidates(explicit)
@@ -65,6 +68,8 @@ def run_checks(explicit: Path | None = None, *, fetch: bool = False) -> list[Che
     failure: GgmlAsyncError | None = None
     try:
         chosen = runtime.select(explicit, allow_fetch=fetch)
+    except UsageError:
+        raise  # of the folder that the user named there is nothing else to say
     except GgmlAsyncError as error:
         failure = error
     if chosen is not None and chosen.dir not in [candidate.dir for candidate in found]:
@@ -141,7 +146,7 @@ def _devices(chosen: runtime.Candidate) -> Iterator[Check]:
         text = f"{device['description']} ({device['type']}); {caps}"
         if device["type"] in ("cpu", "accel"):
             yield Check(name, Status.OK, text)
-        elif "llvmpipe" in device["description"]:
+        elif any(name in device["description"].lower() for name in runtime.SOFTWARE):
             yield Check(name, Status.WARN, text, "a software device: counts are exact, timings say nothing about a GPU")
         elif not device.get("async_"):
             yield Check(name, Status.WARN, text, "it reads synchronously only: nothing to gain from the plug-in here")
@@ -179,7 +184,10 @@ def _readback(chosen: runtime.Candidate) -> Check:
             f"{how}: {last}",
             "run again with GGML_ASYNC=off to see whether llama.cpp alone works",
         )
-    return _readback_verdict(json.loads(lines[-1]))
+    try:
+        return _readback_verdict(json.loads(lines[-1]))
+    except (ValueError, KeyError, TypeError):
+        return Check("readback", Status.FAIL, f"its answer was not understood: {lines[-1][:80]}", "please report this")
 
 
 def _readback_verdict(seen: dict[str, Any]) -> Check:
@@ -207,7 +215,7 @@ def _cache() -> Iterator[Check]:
     if not os.access(existing, os.W_OK):
         yield Check("cache", Status.FAIL, f"{folder} is not writable", "set GGML_ASYNC_CACHE to a folder that is")
         return
-    used = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) if folder.exists() else 0
+    used = fetch.tree_bytes(folder)
     free = shutil.disk_usage(existing).free
     text = f"{folder}: {used / 1e6:.0f} MB used, {free / 1e9:.1f} GB free"
     if free + used < CACHE_BYTES:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from . import models, native
+from .errors import GgmlAsyncError
 from .llama import LlamaLibrary
 
 #: Tokens decoded per arm.
@@ -55,4 +56,7 @@ def main(llama_dir: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except GgmlAsyncError as error:
+        sys.exit(" ".join(error.message.split()))  # the parent shows the last line of stderr

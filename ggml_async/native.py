@@ -21,7 +21,7 @@ import numpy as np
 from cffi import FFI
 
 from .env import Env
-from .errors import ExitCode, GgmlAsyncError
+from .errors import ExitCode, GgmlAsyncError, UsageError
 
 #: Must equal GGML_ASYNC_ABI_VERSION of the library that is loaded.
 ABI_VERSION = 1
@@ -105,7 +105,12 @@ class _Native:
             raise GgmlAsyncError(
                 f"cannot load {self.path}: {error}", "rebuild the package", ExitCode.NOT_INSTRUMENTED
             ) from None
-        found = self.lib.ggml_async_abi_version()
+        try:
+            found = self.lib.ggml_async_abi_version()
+        except AttributeError:
+            raise GgmlAsyncError(
+                f"{self.path} is not libggml-async", "reinstall the package", ExitCode.NOT_INSTRUMENTED
+            ) from None
         if found != ABI_VERSION:
             raise GgmlAsyncError(
                 f"{self.path} has ABI {found}, this package needs {ABI_VERSION}",
@@ -236,7 +241,11 @@ class Host:
     @mode.setter
     def mode(self, mode: Mode | str) -> None:
         n = native()
-        number = n.check(n.lib.ggml_async_mode_parse(Mode(mode).value.encode()))
+        try:
+            wanted = Mode(mode)
+        except ValueError:
+            raise UsageError(f"unknown mode {mode!r}", f"use {', '.join(m.value for m in Mode)}") from None
+        number = n.check(n.lib.ggml_async_mode_parse(wanted.value.encode()))
         n.check(n.lib.ggml_async_set_mode(self.id, number))
 
     def counters(self) -> dict[str, int]:

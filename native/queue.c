@@ -3,6 +3,7 @@
 
 #include "ga.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,8 +168,11 @@ static void ga_source_done(struct ga_backend * source) {
 // Returns its index, or -1 if a detach has just let go of it. From here on, none will.
 static int ga_queue_add_source(struct ggml_async_queue * queue, struct ga_backend * source, ggml_backend_t backend) {
     atomic_fetch_add(&source->n_queued, 1);
-    const int phase = atomic_load(&source->phase);
-    if (phase == GA_PHASE_CHANGING || phase == GA_PHASE_DETACHED) {
+    int phase;
+    while ((phase = atomic_load(&source->phase)) == GA_PHASE_CHANGING) {
+        sched_yield();      // a few stores on another thread
+    }
+    if (phase == GA_PHASE_DETACHED) {
         ga_source_done(source);
         return -1;
     }

@@ -124,9 +124,11 @@ def profile(ctx: click.Context, /, **flags: Any) -> int:
         stack.callback(sink.discard)
         model = read(path or _demo_model(flags["quiet"]))
         check_options(options, model)
-        stop = stack.enter_context(_interruptible())
+        stop = threading.Event()
         executor = _executor(flags["debug_executor"], model, flags["llama"], stop, flags["quiet"])
         stack.callback(executor.close)
+        # only now: fetching and checking a runtime has no results to keep, the first Ctrl-C ends it
+        stack.enter_context(_interruptible(stop))
         plan = make_plan(options, model, executor.devices())
         progress = ProgressLine(plain=flags["progress"], quiet=flags["quiet"])
         stack.callback(progress.pause)
@@ -175,11 +177,10 @@ def _executor(debug: str | None, model: GgufFile, llama: Path | None, stop: thre
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
+def _interruptible(stop: threading.Event) -> Iterator[None]:
     """SIGINT sets the event, so that the current token is finished and results are kept; the next one stops at once."""
-    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -189,7 +190,7 @@ def _interruptible() -> Iterator[threading.Event]:
 
     signal.signal(signal.SIGINT, handler)
     try:
-        yield stop
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 
