@@ -62,10 +62,12 @@ docs: install ## the docs name every option, variable, counter and exit code
 	$(BIN)/python tools/check_docs.py
 
 golden: install ## write the golden outputs again after a deliberate change; look at the diff
-	$(BIN)/python tools/update_golden.py
+	$(BIN)/python tests/golden/update_profile.py
 
-bench: install ## what recording costs, interleaved, on the device that is there
-	$(BIN)/python tools/bench_overhead.py
+bench: $(VENV)/.setup ## what the hooks and records cost a CPU split, on a device that takes no time
+	cmake -S . -B build/native -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON
+	cmake --build build/native
+	build/native/native/tests/bench_hooks
 
 wheel: $(VENV)/.setup ## sdist, and the wheel from that sdist, in dist/
 	$(BIN)/pip install --quiet build
