@@ -253,6 +253,11 @@ struct ga_backend {
     struct ggml_async_queue * queue;            // destinations only
 };
 
+// Ends a cleanup that an exception runs: gcc (12, -O2) takes plain stores for dead when nothing but the unwinder follows.
+static inline void ga_keep_stores(void) {
+    __asm__ volatile("" ::: "memory");
+}
+
 // util.c
 int64_t ga_now_ns(void);
 int     ga_fail(int status, const char * format, ...) __attribute__((format(printf, 2, 3)));

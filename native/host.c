@@ -76,10 +76,30 @@ ggml_backend_buffer_type_t ga_device_pinned(struct ga_device * device) {
 // Loaded libraries
 //
 
-// Whether `address` is code of a loaded object: what we are about to call, before we know that it is a function.
+struct ga_code_query {
+    uintptr_t address;
+    bool      found;
+};
+
+static int ga_code_segment(struct dl_phdr_info * info, size_t size, void * user_data) {
+    (void) size;
+    struct ga_code_query * query = user_data;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) * segment = &info->dlpi_phdr[i];
+        const uintptr_t    start   = info->dlpi_addr + segment->p_vaddr;
+        if (segment->p_type == PT_LOAD && (segment->p_flags & PF_X) && query->address >= start && query->address - start < segment->p_memsz) {
+            query->found = true;
+        }
+    }
+    return query->found;
+}
+
+// Whether `address` lies in executable memory of a loaded object: what we are about to call, before we know that it is
+// a function.
 static bool ga_is_code(const void * address) {
-    Dl_info info;
-    return address && dladdr(address, &info) && info.dli_fbase;
+    struct ga_code_query query = { (uintptr_t) address, false };
+    dl_iterate_phdr(ga_code_segment, &query);
+    return query.found;
 }
 
 static const void * ga_base_of(const void * address) {

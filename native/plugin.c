@@ -62,7 +62,9 @@ static struct ga_reg ga_regs[GA_MAX_HOSTS];
 static struct ga_host * ga_attach_caller(const void * caller) {
     const int id = ga_host_attach_address(caller);
     if (id < 0) {
-        ga_log(NULL, GA_LOG_LEVEL_ERROR, "not attached: %s", ggml_async_last_error());
+        const char * error = ggml_async_last_error();
+        const size_t first = strcspn(error, "\n");
+        ga_log(NULL, GA_LOG_LEVEL_ERROR, "not attached: %.*s%s%s", (int) first, error, error[first] ? "; " : "", error[first] ? error + first + 1 : "");
         return NULL;
     }
     return ga_host_get(id);

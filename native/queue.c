@@ -236,9 +236,15 @@ struct ga_push_guard {
 };
 
 static void ga_push_unwound(struct ga_push_guard * guard) {
-    if (!guard->returned) {
-        guard->queue->n_copy_outs = 0;
+    if (guard->returned) {
+        return;
     }
+    guard->queue->n_copy_outs = 0;
+    guard->queue->n_reads     = 0;
+    for (int i = 0; i < GA_MAX_SOURCES; i++) {
+        guard->queue->sources[i].n_reads = 0;   // none of them counts as completed
+    }
+    ga_keep_stores();
 }
 
 // Queues one read. Returns an enum ggml_async_path, or -1 with *why set and nothing queued.

@@ -21,6 +21,7 @@ void ga_stage_abandon(void) {
         state->stage->abandoned   = true;
     }
     ga_open_stage = NULL;
+    ga_keep_stores();
 }
 
 static void ga_input_unwound(const bool * returned) {

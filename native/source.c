@@ -126,6 +126,7 @@ static void ga_synchronize_unwound(const bool * returned) {
     if (!*returned) {
         ga_upload.open = false;
         ga_stage_abandon();
+        ga_keep_stores();
     }
 }
 

@@ -166,7 +166,8 @@ GGML_ASYNC_API int ggml_async_read(struct ggml_async_queue * queue, void * backe
                                    void * data, size_t offset, size_t size);
 
 // Synchronizes each source once and completes every queued read. Returns the number of reads completed since the last
-// wait, or GGML_ASYNC_ERR_ARGUMENT. Reads whose backend was freed meanwhile are dropped and not counted.
+// wait, or GGML_ASYNC_ERR_ARGUMENT. Reads whose backend was freed meanwhile are dropped and not counted. A C++ exception
+// that a backend throws through ggml_async_read drops the batch: queue it again.
 GGML_ASYNC_API int ggml_async_wait(struct ggml_async_queue * queue);
 
 // cffi: end

@@ -13,14 +13,23 @@ enum { THREADS = 8, LIFE = 50, SWITCHES = 60 };
 static struct fake *   fake;
 static int             host;
 static _Atomic(bool)   stop;
-static _Atomic(int)    n_switches;      // decoders go on until the mode has changed often enough to matter
+static _Atomic(int)    n_switches;
 static uint64_t        n_records;
+
+static bool seen_every_path(void) {
+    return world_counter(host, "direct") > 0 && world_counter(host, "bounce") > 0 && world_counter(host, "stock") > 0;
+}
+
+// Decoders go on until the modes have changed often, at the right moments: on a busy machine that takes longer.
+static bool enough(int done) {
+    return done >= 200*STAGES || (done >= STAGES && n_switches >= SWITCHES && seen_every_path());
+}
 
 // A context as a program has it: its own backends, decoding, freed and made again.
 static void * decoder(void * arg) {
     const int number = (int) (intptr_t) arg;
     uint32_t  state  = (uint32_t) number*2654435761u + 1;
-    for (int done = 0; done < STAGES || n_switches < SWITCHES; done += LIFE) {
+    for (int done = 0; !enough(done); done += LIFE) {
         struct world * w = calloc(1, sizeof(*w));
         w->fake = fake;
         w->host = host;
@@ -109,7 +118,7 @@ static void run_decoders(bool threaded, bool detach) {
     CHECK_INT(fake->n_gets_lost, 0);
     CHECK_INT(fake->n_gets_unpinned, 0);
     CHECK(n_records > 0);
-    CHECK(world_counter(host, "direct") > 0 && world_counter(host, "bounce") > 0 && world_counter(host, "stock") > 0);
+    CHECK(seen_every_path());
     CHECK_INT(ggml_async_detach(host), GGML_ASYNC_OK);
     for (int i = 0; i < FAKE_N_DEVICES; i++) {
         CHECK_INT(fake->device_diff(i), 0);

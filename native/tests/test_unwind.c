@@ -146,6 +146,34 @@ static void an_abandoned_stage_does_not_count(void) {
     world_close(&w);
 }
 
+static uint8_t                   app_data[2][WORLD_BYTES];
+static struct ggml_async_queue * app_queue;
+
+static void app_read_1(void * user_data) {
+    struct world * w = user_data;
+    ggml_async_read(app_queue, w->gpu[0], w->src[0][1], app_data[1], 0, WORLD_BYTES);
+}
+
+// Whoever unwound may have freed the memory of the reads before it.
+static void an_application_batch_that_throws_is_dropped_whole_and_not_counted(void) {
+    struct world w;
+    world_open(&w, 1, WORLD_UNPINNED);
+    app_queue = ggml_async_queue_new(w.host);
+    memset(app_data, WORLD_POISON, sizeof(app_data));
+    world_fill(&w, 0, 0, 0x31);
+    CHECK_INT(ggml_async_read(app_queue, w.gpu[0], w.src[0][0], app_data[0], 0, WORLD_BYTES), GGML_ASYNC_PATH_BOUNCE);
+    w.fake->before_get = unwind_throw;
+    CHECK(unwind_catches(app_read_1, &w));
+    w.fake->before_get = NULL;
+    CHECK_INT(ggml_async_wait(app_queue), 0);
+    CHECK_INT(w.fake->n_synchronizes[FAKE_GPU0], 1);
+    CHECK(world_is(app_data, WORLD_POISON, sizeof(app_data)));
+    app_read_1(&w);
+    CHECK_INT(ggml_async_wait(app_queue), 1);
+    ggml_async_queue_free(app_queue);
+    world_close(&w);
+}
+
 static const struct test tests[] = {
     TEST(a_device_that_throws_while_a_read_is_queued_leaves_no_copies),
     TEST(a_device_that_throws_at_the_first_read_leaves_no_copies),
@@ -153,6 +181,7 @@ static const struct test tests[] = {
     TEST(the_second_device_throwing_in_the_drain_leaves_no_copies_of_the_first),
     TEST(a_device_that_throws_in_ggmls_own_copy_leaves_no_copies),
     TEST(a_failed_device_can_be_freed_and_its_stage_forgotten),
+    TEST(an_application_batch_that_throws_is_dropped_whole_and_not_counted),
     TEST(an_abandoned_stage_does_not_count),
 };
 
