@@ -5,16 +5,9 @@ The device is the first one Vulkan lists: a GPU where there is one, else lavapip
 
 from __future__ import annotations
 
-import os
-
-# Before anything loads Vulkan; and a developer's own settings must not reach the tests.
-os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")
-os.environ.setdefault("GGML_VK_DISABLE_FUSION", "1")
-for _name in ("GGML_ASYNC", "GGML_BACKEND_PATH"):
-    os.environ.pop(_name, None)
-
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +23,12 @@ from ggml_async.native import Host, Mode
 
 from . import workload
 from .workload import LAYERS, Logits
+
+# Before anything loads Vulkan (importing ggml_async does not); a developer's own settings must not reach the tests.
+os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")
+os.environ.setdefault("GGML_VK_DISABLE_FUSION", "1")
+for _name in ("GGML_ASYNC", "GGML_BACKEND_PATH"):
+    os.environ.pop(_name, None)
 
 HOSTS = Path(__file__).parent / "hosts"
 #: Seconds for one child: the first run on a machine compiles every shader for lavapipe, on two cores.

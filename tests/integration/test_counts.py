@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from ggml_async.llama import Context, Model
 from ggml_async.native import Host
 

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
+
 from ggml_async.llama import Model
 from ggml_async.native import Host
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from ggml_async.llama import Model
 from ggml_async.native import Host
 

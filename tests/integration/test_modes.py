@@ -62,7 +62,7 @@ def test_the_mode_can_change_in_the_middle_of_a_token(
 def test_detaching_leaves_a_living_context_to_llama_cpp(
     host: Host, llama: LlamaLibrary, load: Callable[[int], Model], bare: dict[int, Logits]
 ) -> None:
-    rows = []
+    rows: Logits = []
     with new_context(load(LAYERS)) as old:
 
         def decode(batches: list[list[int]]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cffi import FFI
+
 from ggml_async.errors import GgmlAsyncError
 from ggml_async.llama import LlamaLibrary
 from ggml_async.llama_load import find_libraries
@@ -40,7 +41,7 @@ class Tensors:
 
 
 def make(llama: LlamaLibrary, device: int) -> Iterator[Tensors]:
-    ffi = FFI()
+    ffi: Any = FFI()
     ffi.cdef(GGML)
     lib: Any = ffi.dlopen(str(find_libraries(llama.dir)["libggml-base"]))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ggml_async import native
 from ggml_async.llama import Model
 from ggml_async.native import Host, Recorder
@@ -33,7 +34,8 @@ def record(host: Host, model: Model, mode: str) -> tuple[Records, dict[str, int]
 
 
 def of_kind(records: Records, kind: str) -> Records:
-    return records[records["kind"] == native.record_kind(kind)]
+    found: Records = records[records["kind"] == native.record_kind(kind)]
+    return found
 
 
 @pytest.mark.parametrize("mode", ["stock", "async"])

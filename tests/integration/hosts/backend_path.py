@@ -4,16 +4,18 @@ import sys
 from pathlib import Path
 
 import workload
-from ggml_async import llama, native
 from report import Ggml, emit
+
+from ggml_async import llama, native
 
 
 def main() -> None:
     library = llama.load_library(Path(sys.argv[1]))
-    with library.load_model(Path(sys.argv[2]), overrides=workload.overrides(workload.LAYERS)) as model:
-        with model.context(n_ctx=128, n_threads=2) as context:
-            rows = workload.run(context)
-            digest = workload.digest(rows)
+    with (
+        library.load_model(Path(sys.argv[2]), overrides=workload.overrides(workload.LAYERS)) as model,
+        model.context(n_ctx=128, n_threads=2) as context,
+    ):
+        digest = workload.digest(workload.run(context))
     registries = Ggml(str(library.ggml_library)).registries()
     # The same file again is the same library: its host is the one that llama.cpp's loader made.
     n_hosts = native.native().lib.ggml_async_host_count()

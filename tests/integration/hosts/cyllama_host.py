@@ -1,6 +1,6 @@
 """cyllama-vulkan: ggml 0.12 (API 2) with Vulkan, so real readbacks in another ggml. Argument: model.
 
-It offers no tensor overrides; with the KV cache in CPU memory (offload_kqv off) attention runs on the CPU, in every layer.
+It offers no tensor overrides; with the KV cache in CPU memory (offload_kqv off) attention is on the CPU in every layer.
 """
 
 import logging
@@ -9,8 +9,9 @@ import sys
 import cyllama.llama.llama_cpp as cy
 import numpy as np
 import workload
-from ggml_async import native
 from report import emit
+
+from ggml_async import native
 
 
 class Model(cy.LlamaModel):
@@ -55,11 +56,12 @@ def main() -> None:
             recorder.read()
             rows = run(model, False)
             records = recorder.read()
+            readbacks = records[records["kind"] == native.record_kind("readback")]
             stages = records[records["kind"] == native.record_kind("stage")]
             arms[mode] = {
                 "digest": workload.digest(rows), "counters": host.counters(), "declined": host.declined(),
                 "stages": [[int(s["n_readbacks"]), int(s["n_sync"]), int(s["bytes"])] for s in stages],
-                "names": sorted({n.decode() for n in records[records["kind"] == native.record_kind("readback")]["name"]}),
+                "names": sorted({name.decode() for name in readbacks["name"]}),
                 "distinct": len(set(rows)),
             }  # fmt: skip
     host.mode = "async"

@@ -4,9 +4,10 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
+from report import Ggml, emit
+
 from ggml_async import native
 from ggml_async.errors import GgmlAsyncError
-from report import Ggml, emit
 
 
 def libraries(mode: int = ctypes.DEFAULT_MODE) -> Path:

@@ -52,7 +52,7 @@ class Ggml:
     def __init__(self, library: str) -> None:
         from cffi import FFI
 
-        self.ffi = FFI()
+        self.ffi: Any = FFI()
         self.ffi.cdef(self.CDEF)
         self.lib: Any = self.ffi.dlopen(library, self.ffi.RTLD_NOW | self.ffi.RTLD_LOCAL)
 

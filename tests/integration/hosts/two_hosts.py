@@ -1,14 +1,15 @@
-"""Two ggml builds in one process, one with its symbols global: each is its own host. Arguments: runtime folder, model."""
+"""Two ggml builds in one process, one with global symbols: each is its own host. Arguments: runtime folder, model."""
 
 import ctypes
 import sys
 from pathlib import Path
 
 import workload
-from ggml_async import llama, native
-from ggml_async.errors import GgmlAsyncError
 from libggml_python import libraries
 from report import Ggml, emit
+
+from ggml_async import llama, native
+from ggml_async.errors import GgmlAsyncError
 
 
 def main() -> None:
@@ -27,9 +28,11 @@ def main() -> None:
     assert first.lib.ggml_backend_load(plugin) != first.ffi.NULL
     infos = {name: native.attach(path) for name, path in zip(("runtime", "python"), native.find(), strict=True)}
     ours, theirs = infos["runtime"], infos["python"]
-    with library.load_model(model, overrides=workload.overrides(workload.LAYERS)) as loaded:
-        with loaded.context(n_ctx=128, n_threads=2) as context:
-            rows = workload.run(context)
+    with (
+        library.load_model(model, overrides=workload.overrides(workload.LAYERS)) as loaded,
+        loaded.context(n_ctx=128, n_threads=2) as context,
+    ):
+        rows = workload.run(context)
     with other.cpu() as backend:
         right = other.add(backend)
     theirs.mode = "off"

@@ -4,8 +4,9 @@ import logging
 import sys
 
 import xllamacpp
-from ggml_async import native
 from report import Ggml, emit
+
+from ggml_async import native
 
 
 def main() -> None:
