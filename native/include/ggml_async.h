@@ -160,7 +160,7 @@ GGML_ASYNC_API void ggml_async_queue_free(struct ggml_async_queue * queue);
 
 // Queues a read of `size` bytes at `offset` of `tensor` (struct ggml_tensor *), which lives in memory of `backend`
 // (ggml_backend_t), into host memory `data`. The read happens after everything queued on the backend before it. `data` is complete,
-// and may be used or freed, only after ggml_async_wait. Where the backend cannot read asynchronously the read is
+// and may be used or freed, only after ggml_async_wait; the tensor's buffer must live until then, too. Where the backend cannot read asynchronously the read is
 // done before this returns. Returns the enum ggml_async_path taken, or a negative status.
 GGML_ASYNC_API int ggml_async_read(struct ggml_async_queue * queue, void * backend, const void * tensor,
                                    void * data, size_t offset, size_t size);
