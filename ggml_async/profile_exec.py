@@ -205,6 +205,7 @@ def open_executor(
     """
     from ggml_async import runtime  # noqa: PLC0415  # an executor on a library loaded otherwise does not need it
 
+    native.native()  # before any runtime is tried: a plug-in that is not there is not the runtime's fault
     candidate = runtime.select(llama)
     if candidate.software_only:
         say("no GPU seen; using Vulkan's software device")

@@ -39,7 +39,8 @@ class Candidate:
         origin: where it was found: --llama, a variable, PATH, llama-cpp-python, node_modules or embedded.
         dir: folder of its libraries.
         verdict: "ok" or "refused".
-        reason: why it was refused; empty when it was not.
+        reason: why it was refused; empty when it was not. hint: what to do about it.
+        plugin_refused: it loads, but the plug-in cannot attach to it.
         llama: its version; ggml: ggml's; api_version: of ggml's backend interface.
         devices: what ggml lists (name, description, type, async_, host_buffer, events ...).
         env: variables that must be set before it is loaded.
@@ -49,6 +50,8 @@ class Candidate:
     dir: Path
     verdict: str = "refused"
     reason: str = ""
+    hint: str = ""
+    plugin_refused: bool = False
     llama: str | None = None
     ggml: str | None = None
     api_version: int | None = None
@@ -150,7 +153,8 @@ def _check(origin: str, directory: Path, vk_visible: str | None, vk_fusion: str 
             env[Env.VK_VISIBLE_DEVICES.key] = "0"
     candidate = Candidate(origin, directory, env=env)
     if "error" in found:
-        candidate.reason = found["error"]
+        candidate.reason, candidate.hint = found["error"], found.get("hint", "")
+        candidate.plugin_refused = found.get("exit_code") == ExitCode.NOT_INSTRUMENTED
         return candidate
     candidate.llama, candidate.ggml, candidate.api_version = found["llama"], found["ggml"], found["api_version"]
     candidate.devices = found["devices"]
@@ -214,10 +218,10 @@ def select(explicit: Path | None = None, *, allow_fetch: bool = True) -> Candida
         return next((c for c in usable if c.has_gpu and not c.software_only), usable[0])
     if _explicit(explicit) is not None:
         refused = found[0]
-        raise UsageError(
-            f"{refused.origin} {refused.dir}: {refused.reason}",
-            "name the folder that holds libllama.so and libggml*.so",
-        )
+        message = f"{refused.origin} {refused.dir}: {refused.reason}"
+        if refused.plugin_refused:
+            raise GgmlAsyncError(message, refused.hint, ExitCode.NOT_INSTRUMENTED)
+        raise UsageError(message, "name the folder that holds libllama.so and libggml*.so")
     reasons = "; ".join(f"{c.origin} ({c.dir}): {c.reason}" for c in found)
     if not allow_fetch:
         raise GgmlAsyncError(
@@ -228,8 +232,8 @@ def select(explicit: Path | None = None, *, allow_fetch: bool = True) -> Candida
     if embedded.verdict != "ok":
         raise GgmlAsyncError(
             f"the embedded llama.cpp is not usable: {embedded.reason}",
-            "name one of your own with --llama",
-            ExitCode.FAILED,
+            embedded.hint or "name one of your own with --llama",
+            ExitCode.NOT_INSTRUMENTED if embedded.plugin_refused else ExitCode.FAILED,
         )
     return embedded
 

@@ -31,7 +31,7 @@ def main(directory: Path) -> None:
         found = {"llama": library.version, "ggml": info.version, "api_version": info.api_version, "devices": devices}
         host.detach()
     except GgmlAsyncError as error:
-        found = {"error": error.message, "hint": error.hint}
+        found = {"error": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
     print(json.dumps(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -83,6 +84,17 @@ def print_error(message: str, hint: str = "") -> None:
         click.echo(hint, err=True)
 
 
+def _os_error(error: OSError) -> int:
+    """A write that failed. Where the reader went away (| head) there is nobody to tell."""
+    _log.debug("traceback", exc_info=True)
+    if isinstance(error, BrokenPipeError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 -- the exit must not flush into the pipe again
+        return ExitCode.FAILED
+    what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    print_error(what, "free some space or name another place (--output-file); what stdout goes to may be full")
+    return ExitCode.FAILED
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return the exit code. Never raises."""
     try:
@@ -92,16 +104,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     except GgmlAsyncError as error:
         print_error(error.message, error.hint)
         return error.exit_code
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "ggml-async"
-        print_error(error.format_message(), f"see {path} --help")
-        return ExitCode.USAGE
     except click.ClickException as error:
-        print_error(error.format_message())
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        print_error(error.format_message(), f"see {context.command_path if context else 'ggml-async'} --help")
         return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("ggml-async: interrupted", err=True)
         return ExitCode.INTERRUPTED
+    except OSError as error:
+        return _os_error(error)
     except Exception as error:
         _log.debug("traceback", exc_info=True)
         text = " ".join(str(error).split()) or "no message"

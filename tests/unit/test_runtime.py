@@ -335,3 +335,15 @@ def test_a_crashing_installed_build_costs_only_a_refusal(
     (refused,) = runtime.candidates()
     assert (refused.origin, refused.verdict) == ("PATH", "refused")
     assert "SIGSEGV" in refused.reason
+
+
+def test_a_plugin_that_cannot_attach_is_exit_3_with_the_plugins_own_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libllama.so").touch()
+    answer = {"error": "another ggml-async is attached already", "hint": "load one copy only", "exit_code": 3}
+    monkeypatch.setattr(runtime, "_check_once", lambda _directory, _env: answer)
+    with pytest.raises(GgmlAsyncError) as caught:
+        runtime.select(tmp_path)
+    assert "another ggml-async" in caught.value.message
+    assert (caught.value.hint, caught.value.exit_code) == ("load one copy only", ExitCode.NOT_INSTRUMENTED)
