@@ -19,6 +19,7 @@ import psutil
 
 from . import __version__, fetch, native, runtime
 from .child import run_module
+from .devices import is_software
 from .errors import GgmlAsyncError, UsageError
 
 #: The readback check runs a tiny model; a driver that hangs must not hang the doctor.
@@ -146,7 +147,7 @@ def _devices(chosen: runtime.Candidate) -> Iterator[Check]:
         text = f"{device['description']} ({device['type']}); {caps}"
         if device["type"] in ("cpu", "accel"):
             yield Check(name, Status.OK, text)
-        elif any(name in device["description"].lower() for name in runtime.SOFTWARE):
+        elif is_software(device["description"]):
             yield Check(name, Status.WARN, text, "a software device: counts are exact, timings say nothing about a GPU")
         elif not device.get("async_"):
             yield Check(name, Status.WARN, text, "it reads synchronously only: nothing to gain from the plug-in here")
@@ -156,8 +157,7 @@ def _devices(chosen: runtime.Candidate) -> Iterator[Check]:
 
 def _readback(chosen: runtime.Candidate) -> Check:
     """One real model through the plug-in, in a child process: a bad driver may crash or hang."""
-    gpus = [device for device in chosen.devices if device["type"] in ("gpu", "igpu")]
-    if not gpus:
+    if not chosen.has_gpu:
         return Check(
             "readback",
             Status.SKIP,

@@ -9,6 +9,7 @@ from pathlib import Path
 from . import models, native
 from .errors import GgmlAsyncError
 from .llama import LlamaLibrary
+from .profile_plan import cpu_moe_overrides
 
 #: Tokens decoded per arm.
 N_TOKENS = 2
@@ -27,7 +28,7 @@ def main(llama_dir: Path, folder: Path) -> None:
     host = native.attach(library.ggml_library)
     seen: dict[str, dict[str, int]] = {}
     logits: dict[str, list[bytes]] = {}
-    overrides = [(r"blk\.[0-9]+\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU")]
+    overrides = cpu_moe_overrides(models.PRESETS["tiny"]["n_layer"])
     with library.load_model(path, overrides=overrides) as model, model.context(n_ctx=64, n_threads=1) as context:
         for arm in ("stock", "async"):
             host.mode = arm

@@ -126,11 +126,6 @@ def ensure_smollm2(progress: Progress | None = None) -> Path:
     return _ensure(_smollm2_piece(), progress)
 
 
-def demo_model_source(progress: Progress | None = None) -> Path:
-    """The dense model the demo model is unfolded from."""
-    return ensure_smollm2(progress)
-
-
 def ensure_demo_model(progress: Progress | None = None) -> Path:
     """SmolLM2 unfolded without loss into 8 experts, all used (so it equals the dense one), made when missing.
 

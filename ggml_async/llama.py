@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import llama_abi
+from .devices import GPU_TYPES
 from .errors import GgmlAsyncError, UsageError
 from .llama_load import LlamaLog, find_libraries, load_file, refuse_second_ggml
 from .threadpool import ThreadPool
@@ -50,7 +51,7 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         """Whether there is anything to read back from it."""
-        return self.type in ("gpu", "igpu")
+        return self.type in GPU_TYPES
 
 
 class LlamaLibrary:
@@ -408,10 +409,9 @@ class Context:
 
     def _attach_threads(self, n_threads: int) -> ThreadPool | None:
         library = self.model.library
-        if n_threads < 2 or not ThreadPool.available(library):
-            return None
-        pool = ThreadPool(library, n_threads)
-        library.lib.llama_attach_threadpool(self.ptr, pool.ptr, library.ffi.NULL)
+        pool = ThreadPool.create(library, n_threads) if n_threads > 1 else None
+        if pool is not None:
+            library.lib.llama_attach_threadpool(self.ptr, pool.ptr, library.ffi.NULL)
         return pool
 
     def decode(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggml_async import __version__, stats
+from ggml_async.devices import is_software
 from ggml_async.errors import ExitCode, GgmlAsyncError
 from ggml_async.profile_plan import Config, LoadKey, Plan, cpu_expert_layers, grouped, order_of_runs
 from ggml_async.profile_result import (
@@ -34,8 +35,6 @@ Tokens = npt.NDArray[np.int32]
 WARMUP_GEN = 2
 #: Decodes after which records and logits put aside are taken in, so that neither grows without bound.
 TAKE_EVERY = 64
-#: Names in the descriptions of devices that are a CPU in disguise.
-SOFTWARE_DEVICES = ("llvmpipe", "lavapipe", "swiftshader")
 
 
 class Session(Protocol):
@@ -333,7 +332,7 @@ class Profiler:
             name, description = device["name"], device["description"]
             if name not in used:
                 continue
-            if any(word in description.lower() for word in SOFTWARE_DEVICES):
+            if is_software(description):
                 found.append(Warn("software_device", f"{name} is a software device ({description}): counts are exact, "
                                   "timings say nothing about a GPU", "run it where a GPU is"))  # fmt: skip
             if device.get("async") is False:

@@ -16,6 +16,7 @@ from typing import Any
 
 from . import fetch
 from .child import run_module
+from .devices import GPU_TYPES, is_software
 from .env import Env
 from .errors import ExitCode, GgmlAsyncError, UsageError
 from .llama import LlamaLibrary
@@ -23,9 +24,6 @@ from .llama_load import find_libraries
 
 #: A driver that hangs while it is being listed must not hang us.
 CHECK_TIMEOUT_S = 60
-GPU_TYPES = ("gpu", "igpu")
-#: Names in the descriptions of Vulkan devices that are a CPU in disguise.
-SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader")
 
 _PROGRAMS = ("llama-server", "llama-bench", "llama-cli")
 _SUBFOLDERS = (".", "lib", "lib64", "bin", "build/bin", "llama")
@@ -67,7 +65,7 @@ class Candidate:
     def software_only(self) -> bool:
         """Whether its only GPUs are software devices."""
         gpus = [d for d in self.devices if d["type"] in GPU_TYPES]
-        return bool(gpus) and all(any(s in d["description"].lower() for s in SOFTWARE) for d in gpus)
+        return bool(gpus) and all(is_software(d["description"]) for d in gpus)
 
 
 # ---- where to look

@@ -18,43 +18,35 @@ PARAMS_BYTES = 4096
 
 
 class ThreadPool:
-    """A ggml thread pool with ggml's own defaults.
+    """A ggml thread pool with ggml's own defaults. Made by :meth:`create`."""
 
-    Args:
-        library: the llama.cpp that it belongs to.
-        n_threads: its threads.
+    def __init__(self, ptr: Any, free: Any) -> None:
+        self.ptr: Any = ptr
+        self._free = free
 
-    Raises:
-        GgmlAsyncError: ggml could not make it.
-    """
+    @classmethod
+    def create(cls, library: LlamaLibrary, n_threads: int) -> ThreadPool | None:
+        """A pool of `n_threads` threads of this llama.cpp; None where the build has no pools to attach.
 
-    def __init__(self, library: LlamaLibrary, n_threads: int) -> None:
+        Raises:
+            GgmlAsyncError: ggml could not make it.
+        """
         ffi, lib = library.ffi, library.lib
-        new, self._free = self._functions(library)
+        needed = ("ggml_threadpool_params_init", "llama_attach_threadpool", "ggml_backend_reg_get_proc_address")
+        cpu = next((device for device in library.devices() if device.type == "cpu"), None)
+        if cpu is None or not all(hasattr(lib, name) for name in needed):
+            return None
+        reg = lib.ggml_backend_dev_backend_reg(ffi.cast("void *", cpu.ptr))
+        new = ffi.cast("void * (*)(void *)", lib.ggml_backend_reg_get_proc_address(reg, b"ggml_threadpool_new"))
+        free = ffi.cast("void (*)(void *)", lib.ggml_backend_reg_get_proc_address(reg, b"ggml_threadpool_free"))
+        if ffi.NULL in (new, free):
+            return None
         params = ffi.new("char[]", PARAMS_BYTES)
         lib.ggml_threadpool_params_init(params, n_threads)
-        self.ptr: Any = new(params)
-        if self.ptr == ffi.NULL:
+        ptr = new(params)
+        if ptr == ffi.NULL:
             raise GgmlAsyncError(f"ggml could not start {n_threads} CPU threads", "use fewer threads")
-
-    @staticmethod
-    def available(library: LlamaLibrary) -> bool:
-        """Whether this build has thread pools to attach."""
-        names = ("ggml_threadpool_params_init", "llama_attach_threadpool", "ggml_backend_reg_get_proc_address")
-        if not all(hasattr(library.lib, name) for name in names):
-            return False
-        return all(function != library.ffi.NULL for function in ThreadPool._functions(library))
-
-    @staticmethod
-    def _functions(library: LlamaLibrary) -> tuple[Any, Any]:
-        ffi, lib = library.ffi, library.lib
-        for device in library.devices():
-            if device.type == "cpu":
-                reg = lib.ggml_backend_dev_backend_reg(ffi.cast("void *", device.ptr))
-                new = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_threadpool_new")
-                free = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_threadpool_free")
-                return ffi.cast("void * (*)(void *)", new), ffi.cast("void (*)(void *)", free)
-        return ffi.NULL, ffi.NULL
+        return cls(ptr, free)
 
     def close(self) -> None:
         """End the threads. The context it was attached to must be gone."""

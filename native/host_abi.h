@@ -116,6 +116,12 @@ static inline const struct ga_tensor * ga_tensor(const struct ggml_tensor * tens
     return (const struct ga_tensor *) tensor;
 }
 
+// The buffer that holds a tensor's data; of a view, its source's.
+static inline ggml_backend_buffer_t ga_tensor_buffer(const struct ggml_tensor * tensor) {
+    const struct ggml_tensor * owner = ga_tensor(tensor)->view_src ? ga_tensor(tensor)->view_src : tensor;
+    return ga_tensor(owner)->buffer;
+}
+
 static inline void ** ga_words(void * object) {
     return (void **) object;
 }

@@ -347,12 +347,6 @@ int ggml_async_read(struct ggml_async_queue * queue, void * backend, const void 
     return GGML_ASYNC_PATH_STOCK;
 }
 
-static void ga_app_copied(void * user_data, int tag, int64_t copy_ns) {
-    (void) user_data;
-    (void) tag;
-    (void) copy_ns;
-}
-
 int ggml_async_wait(struct ggml_async_queue * queue) {
     if (!queue) {
         return ga_fail(GGML_ASYNC_ERR_ARGUMENT, "ggml_async_wait needs a queue");
@@ -360,5 +354,5 @@ int ggml_async_wait(struct ggml_async_queue * queue) {
     struct ga_source sources[GA_MAX_SOURCES];
     uint32_t         n_sync = 0;
     ga_count(queue->host, GA_COUNTER_app_waits, 1);
-    return ga_queue_drain(queue, &n_sync, sources, ga_app_copied, NULL);
+    return ga_queue_drain(queue, &n_sync, sources, NULL, NULL);
 }

@@ -210,10 +210,9 @@ enum ga_decline ga_source_check(struct ga_backend * source, const struct ggml_te
     struct ga_host *         host    = source->host;
     struct ga_api *          api     = &host->api;
     ggml_backend_t           backend = atomic_load_explicit(&source->backend, memory_order_relaxed);
-    const struct ga_tensor * t       = ga_tensor(tensor);
-    ggml_backend_buffer_t    buffer  = t->view_src ? ga_tensor(t->view_src)->buffer : t->buffer;
+    ggml_backend_buffer_t    buffer  = ga_tensor_buffer(tensor);
 
-    if (!buffer || !t->buffer) {
+    if (!buffer || !ga_tensor(tensor)->buffer) {
         return GA_DECLINE_no_buffer;
     }
     if (source->device->type == GA_DEVICE_TYPE_META || (api->ggml_backend_is_meta && api->ggml_backend_is_meta(backend))) {

@@ -32,7 +32,7 @@ static void ga_input_unwound(const bool * returned) {
 
 static bool ga_host_cpy(struct ga_backend * state, ggml_backend_t backend_src, ggml_backend_t backend_dst,
                         const struct ggml_tensor * src, struct ggml_tensor * dst) {
-    ga_cpy_async_t cpy = state ? (ga_cpy_async_t) state->slots[state->host->layout->cpy_tensor_async] : NULL;
+    ga_cpy_async_t cpy = (ga_cpy_async_t) state->slots[state->host->layout->cpy_tensor_async];
     return cpy ? cpy(backend_src, backend_dst, src, dst) : false;
 }
 
@@ -74,6 +74,11 @@ void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
     }
 }
 
+static int ga_backend_device_index(struct ga_host * host, ggml_backend_t backend) {
+    struct ga_device * device = ga_host_device(host->api.ggml_backend_get_device(backend));
+    return device ? device->index : -1;
+}
+
 static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int64_t now) {
     int phase = GA_PHASE_IDLE;
     if (!atomic_compare_exchange_strong(&state->phase, &phase, GA_PHASE_OPEN)) {
@@ -94,8 +99,7 @@ static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int6
         ga_backend_settle(state);
         return false;
     }
-    struct ga_stage *  stage  = state->stage;
-    struct ga_device * device = ga_host_device(state->host->api.ggml_backend_get_device(source));
+    struct ga_stage * stage = state->stage;
     stage->mode           = mode;
     stage->number++;
     stage->t_ns           = now;
@@ -106,7 +110,7 @@ static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int6
     stage->wait_ns        = 0;
     stage->copy_ns        = 0;
     stage->device_wait_ns = -1;
-    stage->device         = device ? device->index : -1;
+    stage->device         = ga_backend_device_index(state->host, source);
     stage->step           = GA_STOCK_NONE;
     stage->recording      = ga_record_on();
     stage->abandoned      = false;
@@ -173,7 +177,7 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
         return false;
     }
     struct ga_host *      host   = state->host;
-    ggml_backend_buffer_t buffer = ga_tensor(src)->view_src ? ga_tensor(ga_tensor(src)->view_src)->buffer : ga_tensor(src)->buffer;
+    ggml_backend_buffer_t buffer = ga_tensor_buffer(src);
     const int64_t         t0     = ga_now_ns();
     ga_upload_close();
     if (atomic_load_explicit(&state->phase, memory_order_relaxed) == GA_PHASE_OPEN) {
@@ -197,11 +201,10 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
         stage->sources[k] = -1;
     }
     if (record) {
-        struct ga_device * device = ga_host_device(host->api.ggml_backend_get_device(backend_src));
         ga_record_describe(record, host, src);
         record->kind   = GGML_ASYNC_RECORD_READBACK;
         record->mode   = stage->mode;
-        record->device = device ? device->index : -1;
+        record->device = ga_backend_device_index(host, backend_src);
         record->stage  = stage->number;
         record->bytes  = size;
         record->t_ns   = t0;

@@ -93,7 +93,7 @@ bool ga_hook_cpy_to_device(ggml_backend_t backend_src, ggml_backend_t backend_ds
     }
     struct ga_host *      host   = state->host;
     ga_cpy_async_t        cpy    = (ga_cpy_async_t) state->slots[host->layout->cpy_tensor_async];
-    ggml_backend_buffer_t buffer = ga_tensor(src)->view_src ? ga_tensor(ga_tensor(src)->view_src)->buffer : ga_tensor(src)->buffer;
+    ggml_backend_buffer_t buffer = ga_tensor_buffer(src);
     ga_upload_close();
     if (!ga_measuring(state) || !buffer || !host->api.ggml_backend_buffer_is_host(buffer)) {
         return cpy(backend_src, backend_dst, src, dst);

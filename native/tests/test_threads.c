@@ -98,7 +98,8 @@ static void * mode_switcher(void * arg) {
     return NULL;
 }
 
-static void run_decoders(bool threaded, bool detach) {
+// THREADS workers beside a thread that switches modes; afterwards nothing is left and no read was lost.
+static void run_workers(void * (*worker)(void * arg), bool threaded, bool detach) {
     world_log_capture();
     fake = world_fake("api2", 0);
     fake->threaded = threaded;
@@ -106,7 +107,7 @@ static void run_decoders(bool threaded, bool detach) {
     pthread_t threads[THREADS], switcher;
     pthread_create(&switcher, NULL, mode_switcher, detach ? fake : NULL);
     for (int i = 0; i < THREADS; i++) {
-        pthread_create(&threads[i], NULL, decoder, (void *) (intptr_t) i);
+        pthread_create(&threads[i], NULL, worker, (void *) (intptr_t) i);
     }
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
@@ -116,6 +117,10 @@ static void run_decoders(bool threaded, bool detach) {
     CHECK_INT(fake->n_backends, 0);
     CHECK_INT(fake->n_buffers, 0);
     CHECK_INT(fake->n_gets_lost, 0);
+}
+
+static void run_decoders(bool threaded, bool detach) {
+    run_workers(decoder, threaded, detach);
     CHECK_INT(fake->n_gets_unpinned, 0);
     CHECK(n_records > 0);
     CHECK(seen_every_path());
@@ -177,22 +182,7 @@ static void * reader(void * arg) {
 }
 
 static void eight_threads_read_through_queues_of_their_own(void) {
-    world_log_capture();
-    fake = world_fake("api2", 0);
-    CHECK(fake->load_plugin(PLUGIN_PATH));
-    pthread_t threads[THREADS], switcher;
-    pthread_create(&switcher, NULL, mode_switcher, NULL);
-    for (int i = 0; i < THREADS; i++) {
-        pthread_create(&threads[i], NULL, reader, (void *) (intptr_t) i);
-    }
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    stop = true;
-    pthread_join(switcher, NULL);
-    CHECK_INT(fake->n_backends, 0);
-    CHECK_INT(fake->n_buffers, 0);
-    CHECK_INT(fake->n_gets_lost, 0);
+    run_workers(reader, false, false);
 }
 
 static void * attacher(void * arg) {
