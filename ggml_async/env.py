@@ -22,6 +22,18 @@ class Env(Enum):
         "GGML_VK_DISABLE_FUSION",
         "ggml-vulkan's own: set to 1 on lavapipe, where the fused shaders are slow",
     )
+    VK_LAYER_PATH = (
+        "VK_LAYER_PATH",
+        "the Vulkan loader's own: folders of layers instead of the system's; where it is set, ours is added to it",
+    )
+    VK_ADD_LAYER_PATH = (
+        "VK_ADD_LAYER_PATH",
+        "the Vulkan loader's own: folders of layers beside the system's; ours is added to it",
+    )
+    VK_INSTANCE_LAYERS = (
+        "VK_INSTANCE_LAYERS",
+        "the Vulkan loader's own: layers of every program; VK_LAYER_GGML_ASYNC_waits is added to it",
+    )
 
     @property
     def key(self) -> str:
