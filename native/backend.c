@@ -214,6 +214,7 @@ static struct ga_backend * ga_register_locked(struct ga_device * device, ggml_ba
     }
     state->followed       = true;
     atomic_store(&state->n_queued, 0);
+    atomic_store(&state->computed, false);
     atomic_store(&state->phase, GA_PHASE_BARE);
     device->n_backends++;
     atomic_store_explicit(&state->backend, backend, memory_order_release);
@@ -233,11 +234,18 @@ ggml_backend_t ga_init_backend(ggml_backend_dev_t dev, const char * params) {
     }
     ga_lock();
     // Hosts may load more backends after us; a CPU backend is created by every context, so this is when to look.
+    const int n_devices = atomic_load(&device->host->n_devices);
     if (device->type == GA_DEVICE_TYPE_CPU) {
         ga_host_scan_devices_locked(device->host);
     }
+    const bool more = atomic_load(&device->host->n_devices) > n_devices;
     struct ga_backend * state = ga_register_locked(device, backend);
+    ga_control_start_locked();
     ga_unlock();
+    ga_cause_find_layer();
+    if (more) {
+        ga_record_announce(device->host);
+    }
     if (state) {
         ga_backend_settle(state);
     }

@@ -16,6 +16,7 @@ enum {
     GA_CAPTURE_LIMIT_MIB     = 256,
     GA_CAPTURE_RING          = 16384,
     GA_CAPTURE_MAX_NAMES     = 65536,
+    GA_CAPTURE_MAX_ELEMENT   = 512,
 };
 
 enum ga_capture_component_id { GA_CAPTURE_PLUGIN = 1, GA_CAPTURE_LAYER = 2 };
@@ -84,6 +85,7 @@ struct ga_capture_component {
     const char * (*encode)(const void * element, struct ga_capture_event * event);
     void         (*announce)(void);
     void         (*counters)(void);
+    void         (*failed)(const char * text);      // one line for the log; NULL: say nothing
 };
 
 // Opens the file that the environment names and says hello; once, later calls return at once. False: no capture.

@@ -4,13 +4,21 @@
 //   backend  one live backend object: the saved slots, and for a destination the open stage and its queue (backend.c)
 //   queue    reads under way towards one destination or one application           (queue.c)
 //   stage    the measurements of one CPU split                                    (readback.c)
+//   token    one evaluation of a graph, per thread                                (token.c)
+//   capture  the file that events and counters go to; shared with the layer       (capture.c)
 // Locking: ga_lock() guards attach, registration, mode changes and frees. No hook that runs per token takes it.
 #pragma once
 
+#include "capture.h"
 #include "host_abi.h"
 #include "include/ggml_async.h"
+#include "ring.h"
 
 #include <stdatomic.h>
+
+#ifndef GGML_ASYNC_VERSION
+#    define GGML_ASYNC_VERSION "unknown"
+#endif
 
 #define GA_EXPORT __attribute__((visibility("default")))
 
@@ -66,6 +74,7 @@ enum ga_decline {
     X(device_synchronizes) /* of devices, everywhere */                                  \
     X(device_computes)                                                                   \
     X(cpu_computes)                                                                      \
+    X(tokens)              /* evaluations of a graph, seen to their final wait */        \
     X(app_reads)           /* ggml_async_read */                                         \
     X(app_waits)           /* ggml_async_wait */                                         \
     X(dropped_reads)       /* queued, but the source or destination was freed first */
@@ -119,6 +128,7 @@ enum ga_counter {
 #define GA_HOST_FUNCTIONS_OPTIONAL(X)                                                              \
     X(bool,         ggml_backend_is_meta, (ggml_backend_t backend))                                \
     X(const char *, ggml_version,         (void))                                                  \
+    X(const char *, ggml_backend_dev_description, (ggml_backend_dev_t dev))                        \
     X(void,         ggml_log_internal,    (int level, const char * format, ...))
 
 struct ga_api {
@@ -229,6 +239,7 @@ struct ga_stage {
     int64_t                  copy_ns;
     int64_t                  device_wait_ns;    // -1: not measured
     int                      device;            // of the first source
+    uint32_t                 rows;              // least of the readbacks'; 0: unknown
     enum ga_stock_step       step;
     ggml_backend_t           step_source;
     int64_t                  step_ns;
@@ -249,6 +260,7 @@ struct ga_backend {
     void                   * slots[GA_MAX_SLOTS];  // as the host made them
     _Atomic(int)             phase;
     _Atomic(int)             n_queued;          // queues that hold reads of this source
+    _Atomic(bool)            computed;          // sources: has computed since it was last synchronized
     struct ga_stage        * stage;             // destinations only
     struct ggml_async_queue * queue;            // destinations only
 };
@@ -308,6 +320,25 @@ void ga_record_describe(struct ggml_async_record * record, struct ga_host * host
 void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1);
 // or its synchronize threw
 void ga_stage_abandon(void);
+// whether this thread is between the first input of a CPU split and its compute
+bool ga_stage_is_open(void);
+
+// token.c: what the calling thread does from now on, for the Vulkan layer (the values are its own)
+enum ga_cause { GA_CAUSE_ELSEWHERE, GA_CAUSE_READBACK, GA_CAUSE_TOKEN, GA_CAUSE_UPLOAD, GA_CAUSE_LOAD, GA_CAUSE_COMPUTE };
+
+void          ga_cause_find_layer(void);
+void          ga_cause(enum ga_cause cause, uint32_t stage);
+uint64_t      ga_thread_id(void);
+uint32_t      ga_rows(const struct ggml_tensor * tensor);
+void          ga_token_touch(struct ga_host * host, int64_t now);
+void          ga_token_stage(const struct ga_stage * stage);
+enum ga_cause ga_token_sync_cause(bool computed);
+void          ga_token_end(struct ga_backend * state, int64_t t0, int64_t t1);
+void          ga_compute_emit(struct ga_backend * state, int64_t t0, int layer);
+
+// control.c
+void ga_control_start_locked(void);
+void ga_control_update_locked(void);
 
 // queue.c
 struct ggml_async_queue * ga_queue_new(struct ga_host * host);
@@ -323,3 +354,5 @@ enum ga_decline           ga_source_check(struct ga_backend * source, const stru
 // record.c
 bool ga_record_on(void);
 void ga_record_put(const struct ggml_async_record * record);
+void ga_record_capture(void);                       // begins the capture that the environment asks for, if any
+void ga_record_announce(struct ga_host * host);     // tells it of a host, its devices and its mode

@@ -422,10 +422,19 @@ static int ga_host_attach_handle_locked(void * handle, const char * library) {
 }
 
 static int ga_host_attach_handle(void * handle, const char * library) {
+    ga_record_capture();
     ga_lock();
-    const int id = ga_host_attach_handle_locked(handle, library);
+    ga_control_start_locked();
+    const int  n_before = ga_host_count();
+    const int  id       = ga_host_attach_handle_locked(handle, library);
+    const bool is_new   = ga_host_count() > n_before;
+    ga_control_update_locked();
     ga_unlock();
+    if (is_new) {
+        ga_record_announce(ga_host_get(id));
+    }
     if (id < 0) {
+        ga_capture_refused(id, ggml_async_last_error());
         dlclose(handle);
     }
     // On success the handle is kept: the host stays loaded as long as its devices point at us.

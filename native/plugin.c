@@ -5,10 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef GGML_ASYNC_VERSION
-#    define GGML_ASYNC_VERSION "unknown"
-#endif
-
 //
 // ggml_backend_init: a registry entry without devices
 //
@@ -99,7 +95,7 @@ GA_EXPORT void * ggml_backend_init(void) {
 
 static const char * const ga_mode_names[]    = { "off", "stock", "async" };
 static const char * const ga_path_names[]    = { "stock", "direct", "bounce", "empty" };
-static const char * const ga_kind_names[]    = { NULL, "readback", "stage", "upload" };
+static const char * const ga_kind_names[]    = { NULL, "readback", "stage", "upload", "compute", "token" };
 static const char * const ga_decline_names[] = {
     NULL,
 #define X(name, text) #name,
@@ -241,6 +237,7 @@ static void ga_host_set_mode_locked(struct ga_host * host, int mode) {
     atomic_store(&host->mode, mode);
     atomic_fetch_add(&host->n_mode_changes, 1);
     ga_backends_settle_all_locked(host);
+    ga_capture_mode(host->id, mode);
 }
 
 int ggml_async_set_mode(int id, int mode) {
@@ -260,6 +257,7 @@ int ggml_async_set_mode(int id, int mode) {
             ga_host_set_mode_locked(ga_host_get(i), mode);
         }
     }
+    ga_control_update_locked();
     ga_unlock();
     return GGML_ASYNC_OK;
 }

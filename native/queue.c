@@ -326,6 +326,7 @@ int ga_queue_drain(struct ggml_async_queue * queue, uint32_t * n_sync, struct ga
             continue;
         }
         const int64_t t0 = ga_now_ns();
+        atomic_store_explicit(&sources[i].state->computed, false, memory_order_relaxed);
         ((ga_synchronize_t) sources[i].state->slots[host->layout->synchronize])(backend);
         sources[i].wait_ns = ga_now_ns() - t0;
         (*n_sync)++;

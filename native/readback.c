@@ -21,6 +21,7 @@ void ga_stage_abandon(void) {
         state->stage->abandoned   = true;
     }
     ga_open_stage = NULL;
+    ga_cause(GA_CAUSE_ELSEWHERE, 0);
     ga_keep_stores();
 }
 
@@ -28,6 +29,12 @@ static void ga_input_unwound(const bool * returned) {
     if (!*returned) {
         ga_stage_abandon();
     }
+}
+
+bool ga_stage_is_open(void) {
+    const struct ga_backend * state = ga_open_stage;
+    return state && atomic_load_explicit(&state->phase, memory_order_relaxed) == GA_PHASE_OPEN &&
+           atomic_load_explicit(&state->stage->thread, memory_order_relaxed) == (const void *) &ga_open_stage;
 }
 
 static bool ga_host_cpy(struct ga_backend * state, ggml_backend_t backend_src, ggml_backend_t backend_dst,
@@ -55,8 +62,7 @@ static void ga_step_close(struct ga_stage * stage, int64_t now) {
 
 void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
     struct ga_backend * state = ga_open_stage;
-    if (!state || atomic_load_explicit(&state->phase, memory_order_relaxed) != GA_PHASE_OPEN ||
-        atomic_load_explicit(&state->stage->thread, memory_order_relaxed) != (const void *) &ga_open_stage) {
+    if (!ga_stage_is_open()) {
         return;
     }
     struct ga_stage * stage = state->stage;
@@ -110,10 +116,13 @@ static bool ga_stage_open(struct ga_backend * state, ggml_backend_t source, int6
     stage->wait_ns        = 0;
     stage->copy_ns        = 0;
     stage->device_wait_ns = -1;
+    stage->rows           = 0;
     stage->device         = ga_backend_device_index(state->host, source);
     stage->step           = GA_STOCK_NONE;
     stage->recording      = ga_record_on();
     stage->abandoned      = false;
+    ga_token_touch(state->host, now);
+    ga_cause(GA_CAUSE_READBACK, stage->number);
     return true;
 }
 
@@ -196,7 +205,9 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
     const size_t      size  = host->api.ggml_nbytes(src);
     const uint32_t    k     = stage->n_readbacks++;
     struct ggml_async_record * record = stage->recording && k < GA_MAX_READBACKS ? &stage->readbacks[k] : NULL;
+    const uint32_t    rows  = ga_rows(src);
     stage->bytes += size;
+    stage->rows   = rows && (!stage->rows || rows < stage->rows) ? rows : stage->rows;
     if (k < GA_MAX_READBACKS) {
         stage->sources[k] = -1;
     }
@@ -207,6 +218,7 @@ bool ga_hook_cpy_to_cpu(ggml_backend_t backend_src, ggml_backend_t backend_dst, 
         record->device = ga_backend_device_index(host, backend_src);
         record->stage  = stage->number;
         record->bytes  = size;
+        record->rows   = rows;
         record->t_ns   = t0;
     }
 
@@ -266,7 +278,7 @@ static void ga_stage_emit(struct ga_backend * state, const struct ga_source * so
         .layer = n ? stage->readbacks[0].layer : -1, .stage = stage->number, .n_readbacks = stage->n_readbacks,
         .n_sync = stage->n_sync, .thread = n ? stage->readbacks[0].thread : 0, .bytes = stage->bytes, .t_ns = stage->t_ns,
         .duration_ns = stage_ns, .issue_ns = stage->mode == GGML_ASYNC_MODE_ASYNC ? stage->issue_ns : -1, .wait_ns = stage->wait_ns,
-        .copy_ns = stage->copy_ns, .device_wait_ns = stage->device_wait_ns,
+        .copy_ns = stage->copy_ns, .device_wait_ns = stage->device_wait_ns, .rows = stage->rows,
     };
     if (n) {
         memcpy(record.name, stage->readbacks[0].name, sizeof(record.name));
@@ -279,6 +291,7 @@ static void ga_stage_end(struct ga_backend ** state) {
     (*state)->stage->abandoned = false;
     atomic_store(&(*state)->phase, GA_PHASE_IDLE);
     ga_backend_settle(*state);
+    ga_cause(GA_CAUSE_ELSEWHERE, 0);
 }
 
 // The split's compute is about to start: the drain, then the books.
@@ -314,6 +327,7 @@ static void ga_stage_close(struct ga_backend * state) {
     if (stage->device_wait_ns >= 0) {
         ga_count(host, GA_COUNTER_device_wait_ns, (uint64_t) stage->device_wait_ns);
     }
+    ga_token_stage(stage);
     if (stage->recording) {
         ga_stage_emit(state, sources, stage_ns);
     }
@@ -334,24 +348,42 @@ void ga_stage_forget(struct ga_backend * state) {
     ga_count(state->host, GA_COUNTER_dropped_reads, (uint64_t) n);
 }
 
-static struct ga_backend * ga_before_compute(ggml_backend_t backend) {
-    struct ga_backend * state = ga_backend_find(backend);
+// Returns when the compute begins; `layer` is that of the split's first readback.
+static int64_t ga_before_compute(struct ga_backend * state, int * layer) {
+    *layer = -1;
     ga_upload_close();
-    if (state) {
-        if (atomic_load(&state->phase) == GA_PHASE_OPEN) {
-            ga_stage_close(state);
-        }
-        ga_count(state->host, GA_COUNTER_cpu_computes, 1);
+    ga_cause(GA_CAUSE_ELSEWHERE, 0);
+    if (atomic_load(&state->phase) == GA_PHASE_OPEN) {
+        *layer = state->stage->recording && state->stage->n_readbacks ? state->stage->readbacks[0].layer : -1;
+        ga_cause(GA_CAUSE_READBACK, state->stage->number);
+        ga_stage_close(state);
     }
-    return state;
+    ga_count(state->host, GA_COUNTER_cpu_computes, 1);
+    const int64_t now = ga_now_ns();
+    ga_token_touch(state->host, now);
+    return now;
 }
 
 int ga_hook_cpu_compute(ggml_backend_t backend, struct ggml_cgraph * cgraph) {
-    struct ga_backend * state = ga_before_compute(backend);
-    return state ? ((ga_compute_t) state->slots[state->host->layout->graph_compute])(backend, cgraph) : -1;
+    struct ga_backend * state = ga_backend_find(backend);
+    if (!state) {
+        return -1;
+    }
+    int           layer;
+    const int64_t t0     = ga_before_compute(state, &layer);
+    const int     status = ((ga_compute_t) state->slots[state->host->layout->graph_compute])(backend, cgraph);
+    ga_compute_emit(state, t0, layer);
+    return status;
 }
 
 int ga_hook_cpu_plan_compute(ggml_backend_t backend, void * plan) {
-    struct ga_backend * state = ga_before_compute(backend);
-    return state ? ((ga_plan_compute_t) state->slots[state->host->layout->graph_plan_compute])(backend, plan) : -1;
+    struct ga_backend * state = ga_backend_find(backend);
+    if (!state) {
+        return -1;
+    }
+    int           layer;
+    const int64_t t0     = ga_before_compute(state, &layer);
+    const int     status = ((ga_plan_compute_t) state->slots[state->host->layout->graph_plan_compute])(backend, plan);
+    ga_compute_emit(state, t0, layer);
+    return status;
 }

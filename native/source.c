@@ -6,8 +6,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 // An upload that ggml does synchronously: it began when the device declined to queue it and lasts until we hear from
 // this thread again. The first synchronize belongs to it, a second one to the next input.
@@ -19,17 +17,12 @@ static _Thread_local struct {
     struct ggml_async_record record;
 } ga_upload;
 
-static _Thread_local uint64_t ga_thread;
-
 void ga_record_describe(struct ggml_async_record * record, struct ga_host * host, const struct ggml_tensor * tensor) {
-    if (!ga_thread) {
-        ga_thread = (uint64_t) syscall(SYS_gettid);
-    }
     memset(record, 0, sizeof(*record));
     record->host           = host->id;
     record->device         = -1;
     record->layer          = -1;
-    record->thread         = ga_thread;
+    record->thread         = ga_thread_id();
     record->duration_ns    = -1;
     record->issue_ns       = -1;
     record->wait_ns        = -1;
@@ -52,6 +45,7 @@ void ga_record_describe(struct ggml_async_record * record, struct ga_host * host
 static void ga_upload_done(int64_t now) {
     struct ggml_async_record * record = &ga_upload.record;
     ga_upload.open = false;
+    ga_cause(GA_CAUSE_ELSEWHERE, 0);
     if (ga_upload.n_mode_changes != atomic_load_explicit(&ga_upload.host->n_mode_changes, memory_order_relaxed)) {
         return;     // our hooks may have been out meanwhile: its end was not seen
     }
@@ -80,6 +74,8 @@ static void ga_upload_begin(struct ga_backend * state, const struct ggml_tensor 
     ga_upload.record.device = state->device->index;
     ga_upload.record.bytes  = bytes;
     ga_upload.record.t_ns   = t0;
+    ga_token_touch(state->host, t0);
+    ga_cause(GA_CAUSE_UPLOAD, 0);
 }
 
 static bool ga_measuring(struct ga_backend * state) {
@@ -126,6 +122,7 @@ static void ga_synchronize_unwound(const bool * returned) {
     if (!*returned) {
         ga_upload.open = false;
         ga_stage_abandon();
+        ga_cause(GA_CAUSE_ELSEWHERE, 0);
         ga_keep_stores();
     }
 }
@@ -149,11 +146,32 @@ void ga_hook_synchronize(ggml_backend_t backend) {
         }
         ga_upload.synchronized = true;
     }
+    const bool    computed = atomic_exchange_explicit(&state->computed, false, memory_order_relaxed);
+    const bool    inside   = ga_upload.open || ga_stage_is_open();
+    enum ga_cause cause    = GA_CAUSE_ELSEWHERE;
+    if (!inside) {
+        cause = ga_token_sync_cause(computed);
+        ga_cause(cause, 0);
+    }
     synchronize(backend);
     returned = true;
     const int64_t t1 = ga_now_ns();
     ga_count(state->host, GA_COUNTER_device_synchronizes, 1);
     ga_stage_synchronized(backend, t0, t1);
+    if (cause == GA_CAUSE_TOKEN) {
+        ga_cause(GA_CAUSE_ELSEWHERE, 0);
+        if (computed) {
+            ga_token_end(state, t0, t1);
+        }
+    }
+    // An upload stays one until the next hook: ggml copies the user's inputs right behind this synchronize.
+}
+
+static void ga_compute_unwound(const bool * returned) {
+    if (!*returned) {
+        ga_cause(GA_CAUSE_ELSEWHERE, 0);
+        ga_keep_stores();
+    }
 }
 
 int ga_hook_device_compute(ggml_backend_t backend, struct ggml_cgraph * cgraph) {
@@ -163,5 +181,14 @@ int ga_hook_device_compute(ggml_backend_t backend, struct ggml_cgraph * cgraph) 
     }
     ga_upload_close();
     ga_count(state->host, GA_COUNTER_device_computes, 1);
-    return ((ga_compute_t) state->slots[state->host->layout->graph_compute])(backend, cgraph);
+    const int64_t t0 = ga_now_ns();
+    ga_token_touch(state->host, t0);
+    ga_cause(GA_CAUSE_COMPUTE, 0);
+    bool returned __attribute__((cleanup(ga_compute_unwound))) = false;
+    const int status = ((ga_compute_t) state->slots[state->host->layout->graph_compute])(backend, cgraph);
+    returned = true;
+    ga_cause(GA_CAUSE_ELSEWHERE, 0);
+    atomic_store_explicit(&state->computed, true, memory_order_relaxed);
+    ga_compute_emit(state, t0, -1);
+    return status;
 }

@@ -14,13 +14,17 @@ endif()
 set(GGML_ASYNC_VULKAN_LAYER ON)
 
 add_library(VkLayer_ggml_async_waits SHARED
+    ${CMAKE_CURRENT_LIST_DIR}/capture.c
+    ${CMAKE_CURRENT_LIST_DIR}/ring.c
+    ${CMAKE_CURRENT_LIST_DIR}/vulkan_capture.c
     ${CMAKE_CURRENT_LIST_DIR}/vulkan_counters.c
     ${CMAKE_CURRENT_LIST_DIR}/vulkan_hooks.c
     ${CMAKE_CURRENT_LIST_DIR}/vulkan_layer.c
     ${CMAKE_CURRENT_LIST_DIR}/vulkan_table.c)
 target_include_directories(VkLayer_ggml_async_waits PRIVATE ${CMAKE_CURRENT_LIST_DIR})
 target_include_directories(VkLayer_ggml_async_waits SYSTEM PRIVATE ${GGML_ASYNC_VULKAN_INCLUDE})
-target_link_libraries(VkLayer_ggml_async_waits PRIVATE Threads::Threads)
+target_compile_definitions(VkLayer_ggml_async_waits PRIVATE GGML_ASYNC_VERSION="${PROJECT_VERSION}")
+target_link_libraries(VkLayer_ggml_async_waits PRIVATE ${CMAKE_DL_LIBS} Threads::Threads)
 # nodelete: the loader closes layers with the last instance; the counters must outlive it.
 target_link_options(VkLayer_ggml_async_waits PRIVATE
     -Wl,-z,nodelete -Wl,--no-undefined -Wl,-Bsymbolic

@@ -3,6 +3,7 @@
 // Each event is counted once, at the queue it belongs to or at its device; totals are added up by the reader.
 
 #define _POSIX_C_SOURCE 200809L
+#include "capture.h"
 #include "vulkan_layer.h"
 
 #include <stdlib.h>
@@ -41,6 +42,7 @@ struct vl_thread_device {
 
 static _Thread_local struct vl_thread_device vl_thread[8];
 static _Thread_local int                     vl_cause;
+static _Thread_local uint32_t                vl_stage;
 
 static struct vl_cause_scope vl_causes[GGML_ASYNC_LAYER_N_CAUSES];
 
@@ -118,7 +120,9 @@ void vl_device_list(struct vl_device * device) {
         free(vl_devices[at]);
     }
     vl_devices[at] = device;
+    device->index  = at;
     pthread_mutex_unlock(&vl_lock);
+    vl_capture_device(device);
 }
 
 void vl_device_drop(struct vl_device * device) {
@@ -183,7 +187,22 @@ void vl_count_submit(struct vl_device * device, struct vl_scope * scope) {
     VL_ADD(&vl_causes[vl_cause], cause_queue_submits, 1);
 }
 
-void vl_count_wait(struct vl_device * device, struct vl_scope * scope, uint64_t submits, uint64_t ns, bool blocking) {
+static void vl_wait_event(const struct vl_device * device, enum vl_wait_path path, uint64_t ns, uint32_t flags) {
+    if (ga_capture_on()) {
+        vl_capture_event((struct vl_event) {
+            .kind = GA_CAPTURE_EVENT_WAIT, .path = (uint8_t) path, .device = (int16_t) device->index, .flags = flags,
+            .t_ns = vl_now_ns() - ns, .ns = ns,
+        });
+    }
+}
+
+int vl_cause_of_thread(uint32_t * stage) {
+    *stage = vl_stage;
+    return vl_cause;
+}
+
+void vl_count_wait(struct vl_device * device, struct vl_scope * scope, enum vl_wait_path path, uint64_t submits, uint64_t ns,
+                   bool blocking) {
     struct vl_thread_device * thread = vl_thread_of(device);
     struct vl_cause_scope *   cause  = &vl_causes[vl_cause];
     VL_ADD(cause, cause_wait_calls, 1);
@@ -191,12 +210,14 @@ void vl_count_wait(struct vl_device * device, struct vl_scope * scope, uint64_t 
     if (!blocking && !after_timeout) {
         return;
     }
+    const bool joined = thread->waited && thread->submits == submits;
+    vl_wait_event(device, path, ns, joined ? GA_CAPTURE_FLAG_JOINED : 0);
     if (after_timeout) {
         ns += thread->timeout_ns;
     }
     thread->timed_out  = false;
     thread->timeout_ns = 0;
-    if (!thread->waited || thread->submits != submits) {
+    if (!joined) {
         VL_ADD(scope, fence_waits, 1);
         VL_ADD(cause, cause_fence_waits, 1);
     }
@@ -206,8 +227,9 @@ void vl_count_wait(struct vl_device * device, struct vl_scope * scope, uint64_t 
     thread->submits = atomic_load_explicit(&device->submits, memory_order_relaxed);
 }
 
-void vl_count_timeout(struct vl_device * device, uint64_t submits, uint64_t ns) {
+void vl_count_timeout(struct vl_device * device, enum vl_wait_path path, uint64_t submits, uint64_t ns) {
     struct vl_thread_device * thread = vl_thread_of(device);
+    vl_wait_event(device, path, ns, GA_CAPTURE_FLAG_TIMEOUT);
     VL_ADD(&vl_causes[vl_cause], cause_wait_calls, 1);
     if (thread->timed_out && thread->timeout_submits == submits) {
         ns += thread->timeout_ns;
@@ -282,6 +304,14 @@ const char * ggml_async_layer_device_name(int device) {
     return found ? name : NULL;
 }
 
+int ggml_async_layer_device_type(int device) {
+    pthread_mutex_lock(&vl_lock);
+    const struct vl_device * found = vl_device_locked(device);
+    const int type = found ? found->type : -1;
+    pthread_mutex_unlock(&vl_lock);
+    return type;
+}
+
 int ggml_async_layer_device_counters(int device, uint64_t * values, int n) {
     uint64_t sum[VL_N_COUNTERS] = {0};
     pthread_mutex_lock(&vl_lock);
@@ -324,8 +354,9 @@ int ggml_async_layer_queue_counters(int device, int queue, uint64_t * values, in
     return ok ? vl_give(sum, VL_N_COUNTERS, values, n) : -1;
 }
 
-int ggml_async_layer_set_cause(int cause) {
+int ggml_async_layer_set_cause(int cause, uint32_t stage) {
     const int before = vl_cause;
+    vl_stage = stage;
     vl_cause = cause >= 0 && cause < GGML_ASYNC_LAYER_N_CAUSES ? cause : GGML_ASYNC_LAYER_CAUSE_ELSEWHERE;
     return before;
 }

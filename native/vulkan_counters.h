@@ -70,7 +70,8 @@
     X(READBACK,  readback,  "the stage of a CPU split: readbacks and their wait") \
     X(TOKEN,     token,     "the end of a token: the program waits for its result") \
     X(UPLOAD,    upload,    "an input of a device split on its way there") \
-    X(LOAD,      load,      "loading or adopting weights")
+    X(LOAD,      load,      "loading or adopting weights") \
+    X(COMPUTE,   compute,   "queueing the work of a device split")
 
 // Per cause, over all devices. A wait belongs to the cause under which its first call returned.
 #define GGML_ASYNC_LAYER_CAUSE_COUNTERS(X) \
@@ -104,6 +105,8 @@ GGML_ASYNC_LAYER_API int ggml_async_layer_counters(uint64_t * values, int n);
 // after several hundred does the oldest destroyed one give its number to a new one.
 GGML_ASYNC_LAYER_API int          ggml_async_layer_devices(void);
 GGML_ASYNC_LAYER_API const char * ggml_async_layer_device_name(int device);
+// ggml's device type (0 CPU, 1 GPU, 2 integrated GPU), -1 for another or none.
+GGML_ASYNC_LAYER_API int          ggml_async_layer_device_type(int device);
 GGML_ASYNC_LAYER_API int          ggml_async_layer_device_counters(int device, uint64_t * values, int n);
 
 // Queues of a device, in the order in which the program got them: 0 .. n-1. What belongs to no queue is the device's
@@ -112,9 +115,10 @@ GGML_ASYNC_LAYER_API int ggml_async_layer_queues(int device);
 GGML_ASYNC_LAYER_API int ggml_async_layer_queue_family(int device, int queue);
 GGML_ASYNC_LAYER_API int ggml_async_layer_queue_counters(int device, int queue, uint64_t * values, int n);
 
-// Says what the calling thread does from now on (enum ggml_async_layer_cause; anything unknown is "elsewhere") and
-// returns what it did before, so that a caller can put it back. Costs a store to a thread's own variable.
-GGML_ASYNC_LAYER_API int          ggml_async_layer_set_cause(int cause);
+// Says what the calling thread does from now on (enum ggml_async_layer_cause; anything unknown is "elsewhere"), for
+// which stage (its number, for the capture file; 0: none), and returns what it did before, so that a caller can put it
+// back. Costs two stores to variables of the thread's own.
+GGML_ASYNC_LAYER_API int          ggml_async_layer_set_cause(int cause, uint32_t stage);
 GGML_ASYNC_LAYER_API const char * ggml_async_layer_cause_name(int cause);
 GGML_ASYNC_LAYER_API const char * ggml_async_layer_cause_counter_name(int index);
 GGML_ASYNC_LAYER_API int          ggml_async_layer_cause_counters(int cause, uint64_t * values, int n);

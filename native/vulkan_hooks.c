@@ -1,5 +1,6 @@
 // The hooks that count. Each times the call down, holds no lock across it, and returns what it returned.
 
+#include "capture.h"
 #include "vulkan_layer.h"
 
 #include <stdlib.h>
@@ -11,8 +12,20 @@ static struct vl_device * vl_device_of(const void * handle) {
 
 // ---- submits
 
-static VkResult vl_submitted(struct vl_scope * scope, VkResult result, uint64_t begin) {
-    VL_ADD(scope, queue_submit_ns, vl_now_ns() - begin);
+static void vl_submit_event(const struct vl_device * device, enum vl_submit_path path, uint32_t n_infos, uint64_t begin, uint64_t ns) {
+    if (ga_capture_on()) {
+        vl_capture_event((struct vl_event) {
+            .kind = GA_CAPTURE_EVENT_SUBMIT, .path = (uint8_t) path, .device = (int16_t) device->index, .n_infos = n_infos,
+            .t_ns = begin, .ns = ns,
+        });
+    }
+}
+
+static VkResult vl_submitted(const struct vl_device * device, struct vl_scope * scope, enum vl_submit_path path, uint32_t n_infos,
+                             VkResult result, uint64_t begin) {
+    const uint64_t ns = vl_now_ns() - begin;
+    VL_ADD(scope, queue_submit_ns, ns);
+    vl_submit_event(device, path, n_infos, begin, ns);
     if (result < 0) {
         VL_ADD(scope, errors, 1);
     }
@@ -38,7 +51,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_QueueSubmit(VkQueue queue, uint32_t 
     struct vl_device * device = vl_device_of(queue);
     struct vl_scope *  scope  = vl_submit(device, queue, n, fence);
     const uint64_t     begin  = vl_now_ns();
-    return vl_submitted(scope, device->QueueSubmit(queue, n, infos, fence), begin);
+    const VkResult     result = device->QueueSubmit(queue, n, infos, fence);
+    return vl_submitted(device, scope, VL_SUBMIT, n, result, begin);
 }
 
 static VkResult vl_submit2(PFN_vkQueueSubmit2 down, struct vl_device * device, VkQueue queue, uint32_t n,
@@ -46,7 +60,8 @@ static VkResult vl_submit2(PFN_vkQueueSubmit2 down, struct vl_device * device, V
     struct vl_scope * scope = vl_submit(device, queue, n, fence);
     VL_ADD(scope, queue_submit2s, 1);
     const uint64_t begin = vl_now_ns();
-    return vl_submitted(scope, down(queue, n, infos, fence), begin);
+    const VkResult result = down(queue, n, infos, fence);
+    return vl_submitted(device, scope, VL_SUBMIT2, n, result, begin);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL waits_QueueSubmit2(VkQueue queue, uint32_t n, const VkSubmitInfo2 * infos,
@@ -77,7 +92,9 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_QueueBindSparse(VkQueue queue, uint3
     }
     const uint64_t begin  = vl_now_ns();
     const VkResult result = device->QueueBindSparse(queue, n, infos, fence);
-    VL_ADD(scope, queue_bind_sparse_ns, vl_now_ns() - begin);
+    const uint64_t     ns     = vl_now_ns() - begin;
+    VL_ADD(scope, queue_bind_sparse_ns, ns);
+    vl_submit_event(device, VL_BIND_SPARSE, n, begin, ns);
     if (result < 0) {
         VL_ADD(scope, errors, 1);
     }
@@ -131,12 +148,12 @@ static struct vl_scope * vl_fences_scope(struct vl_device * device, uint32_t n, 
 }
 
 // What the result of a call that can wait means; a timeout of 0 cannot.
-static void vl_waited(struct vl_device * device, struct vl_scope * scope, VkResult result, uint64_t submits, uint64_t ns,
-                      bool blocking) {
+static void vl_waited(struct vl_device * device, struct vl_scope * scope, enum vl_wait_path path, VkResult result, uint64_t submits,
+                      uint64_t ns, bool blocking) {
     if (result == VK_SUCCESS) {
-        vl_count_wait(device, scope, submits, ns, blocking);
+        vl_count_wait(device, scope, path, submits, ns, blocking);
     } else if (result == VK_TIMEOUT) {
-        vl_count_timeout(device, submits, ns);
+        vl_count_timeout(device, path, submits, ns);
     } else if (result < 0) {
         VL_ADD(scope, errors, 1);
     }
@@ -161,7 +178,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_WaitForFences(VkDevice handle, uint3
     } else if (result == VK_SUCCESS && (all || n == 1)) {
         vl_close_spans(device, n, fences);   // polls before it are part of this wait
     }
-    vl_waited(device, scope, result, submits, ns, timeout > 0);
+    vl_waited(device, scope, VL_WAIT_FENCES, result, submits, ns, timeout > 0);
     return result;
 }
 
@@ -185,7 +202,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_GetFenceStatus(VkDevice handle, VkFe
             const uint64_t ns = vl_now_ns() - start;
             VL_ADD(scope, fence_spans, 1);
             VL_ADD(scope, fence_span_ns, ns);
-            vl_count_wait(device, scope, atomic_load_explicit(&followed->span_submits, memory_order_relaxed), ns, true);
+            vl_count_wait(device, scope, VL_WAIT_FENCE_STATUS, atomic_load_explicit(&followed->span_submits, memory_order_relaxed), ns, true);
         }
     } else if (result < 0) {
         VL_ADD(scope, errors, 1);
@@ -207,7 +224,7 @@ static VkResult vl_wait_semaphores(PFN_vkWaitSemaphores down, struct vl_device *
     if (result == VK_TIMEOUT) {
         VL_ADD(scope, wait_semaphores_timeouts, 1);
     }
-    vl_waited(device, scope, result, submits, ns, timeout > 0);
+    vl_waited(device, scope, VL_WAIT_SEMAPHORES, result, submits, ns, timeout > 0);
     return result;
 }
 
@@ -232,7 +249,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_QueueWaitIdle(VkQueue queue) {
     const uint64_t     ns      = vl_now_ns() - begin;
     VL_ADD(scope, queue_wait_idle_calls, 1);
     VL_ADD(scope, queue_wait_idle_ns, ns);
-    vl_waited(device, scope, result, submits, ns, true);
+    vl_waited(device, scope, VL_WAIT_QUEUE_IDLE, result, submits, ns, true);
     return result;
 }
 
@@ -245,7 +262,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_DeviceWaitIdle(VkDevice handle) {
     const uint64_t     ns      = vl_now_ns() - begin;
     VL_ADD(scope, device_wait_idle_calls, 1);
     VL_ADD(scope, device_wait_idle_ns, ns);
-    vl_waited(device, scope, result, submits, ns, true);
+    vl_waited(device, scope, VL_WAIT_DEVICE_IDLE, result, submits, ns, true);
     return result;
 }
 

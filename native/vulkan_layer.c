@@ -49,6 +49,16 @@ VKAPI_ATTR void VKAPI_CALL waits_DestroyDevice(VkDevice handle, const VkAllocati
     vl_device_retire(device);
 }
 
+static int vl_device_type(VkPhysicalDeviceType type) {
+    switch (type) {
+        case VK_PHYSICAL_DEVICE_TYPE_CPU:            return 0;
+        case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:   return 1;
+        case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU:    return 1;
+        case VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU: return 2;
+        default:                                     return -1;
+    }
+}
+
 // The link that the loader left for us.
 static VkLayerDeviceCreateInfo * vl_device_link(const VkDeviceCreateInfo * info) {
     for (const VkBaseInStructure * next = info->pNext; next; next = next->pNext) {
@@ -93,6 +103,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_CreateDevice(VkPhysicalDevice physic
     instance->GetPhysicalDeviceProperties(physical, &properties);
     instance->GetPhysicalDeviceMemoryProperties(physical, &device->memory_types);
     memcpy(device->name, properties.deviceName, sizeof(device->name));
+    device->type = vl_device_type(properties.deviceType);
     if (!vl_register(&vl_device_table, *handle, device)) {   // more keys than devices are allowed: cannot happen
         device->DestroyDevice(*handle, allocator);
         vl_device_drop(device);
@@ -159,6 +170,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL waits_CreateInstance(const VkInstanceCreat
         free(instance);
         return VK_ERROR_OUT_OF_HOST_MEMORY;
     }
+    vl_capture_start();
     return VK_SUCCESS;
 }
 

@@ -98,6 +98,8 @@ struct vl_fence {
 struct vl_device {
     uint64_t                         id;          // never used twice, from 1
     bool                             alive;
+    int                              index;       // among the listed ones
+    int                              type;        // ggml's: 0 CPU, 1 GPU, 2 integrated GPU, -1 other
     char                             name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE];
     PFN_vkGetDeviceProcAddr          GetDeviceProcAddr;
 #define X(name) PFN_vk##name name;
@@ -130,9 +132,34 @@ uint32_t vl_queue_scope(struct vl_device * device, VkQueue queue);
 // A submit begins: it parts the waits before it from those after it.
 void vl_count_submit(struct vl_device * device, struct vl_scope * scope);
 
+// Which call it was; the numbers are the capture file's.
+enum vl_wait_path { VL_WAIT_FENCES, VL_WAIT_FENCE_STATUS, VL_WAIT_SEMAPHORES, VL_WAIT_QUEUE_IDLE, VL_WAIT_DEVICE_IDLE };
+enum vl_submit_path { VL_SUBMIT, VL_SUBMIT2, VL_BIND_SPARSE };
+
 // A call that can wait has returned. `submits` is the device's count when it (or its polling span) began.
-void vl_count_wait(struct vl_device * device, struct vl_scope * scope, uint64_t submits, uint64_t ns, bool blocking);
-void vl_count_timeout(struct vl_device * device, uint64_t submits, uint64_t ns);
+void vl_count_wait(struct vl_device * device, struct vl_scope * scope, enum vl_wait_path path, uint64_t submits, uint64_t ns, bool blocking);
+void vl_count_timeout(struct vl_device * device, enum vl_wait_path path, uint64_t submits, uint64_t ns);
+
+// The capture file (vulkan_capture.c)
+
+struct vl_event {
+    uint8_t  kind;      // GA_CAPTURE_EVENT_WAIT or _SUBMIT
+    uint8_t  path;
+    uint8_t  cause;
+    int16_t  device;
+    uint32_t stage;
+    uint32_t thread;
+    uint32_t n_infos;
+    uint32_t flags;
+    uint64_t t_ns;
+    uint64_t ns;
+};
+
+void vl_capture_start(void);
+void vl_capture_device(const struct vl_device * device);
+// Fills in thread, cause and stage. Cheap where nobody captures.
+void vl_capture_event(struct vl_event event);
+int  vl_cause_of_thread(uint32_t * stage);
 
 // ---- hooks (vulkan_hooks.c; the last one with the chain)
 

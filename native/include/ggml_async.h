@@ -50,6 +50,8 @@ enum ggml_async_record_kind {
     GGML_ASYNC_RECORD_READBACK = 1,  // one tensor, device -> CPU split
     GGML_ASYNC_RECORD_STAGE    = 2,  // one CPU split with readbacks: first input copy -> start of its compute
     GGML_ASYNC_RECORD_UPLOAD   = 3,  // one tensor, CPU -> device split
+    GGML_ASYNC_RECORD_COMPUTE  = 4,  // one graph_compute call of a split; in the capture file only
+    GGML_ASYNC_RECORD_TOKEN    = 5,  // one evaluation of a graph, up to its final wait; in the capture file only
 };
 
 enum ggml_async_path {
@@ -59,7 +61,7 @@ enum ggml_async_path {
     GGML_ASYNC_PATH_EMPTY  = 3,  // zero bytes: nothing queued, the source is still synchronized
 };
 
-// One event. 168 bytes, no pointers. A time that was not measured is -1.
+// One event. 176 bytes, no pointers. A time that was not measured is -1.
 struct ggml_async_record {
     int32_t  kind;          // enum ggml_async_record_kind
     int32_t  mode;          // enum ggml_async_mode in which it happened
@@ -79,6 +81,8 @@ struct ggml_async_record {
     int64_t  wait_ns;       // stock readbacks: its synchronize; async: the one wait of its source; stages: the sum
     int64_t  copy_ns;       // stock readbacks: the synchronous copy; bounced: the copy-out
     int64_t  device_wait_ns;// stock stages: the first synchronize
+    uint32_t rows;          // tokens in the batch as far as the shape tells (readbacks; stages: the least of theirs); 0 unknown
+    uint32_t reserved;
     char     name[64];      // source tensor's name, cut to 63 bytes
 };
 

@@ -282,7 +282,7 @@ static void names_go_both_ways_and_end_with_null(void) {
     CHECK_TEXT(ggml_async_path_name(GGML_ASYNC_PATH_EMPTY), "empty");
     CHECK(!ggml_async_path_name(4) && !ggml_async_path_name(-1));
     CHECK_TEXT(ggml_async_record_kind_name(GGML_ASYNC_RECORD_UPLOAD), "upload");
-    CHECK(!ggml_async_record_kind_name(0) && !ggml_async_record_kind_name(4));
+    CHECK(!ggml_async_record_kind_name(0) && !ggml_async_record_kind_name(6));
     CHECK(!ggml_async_decline_name(0));
     CHECK_TEXT(ggml_async_decline_name(1), "no_buffer");
     int n_declines = 0, n_counters = 0, n_declined = 0;

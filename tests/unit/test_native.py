@@ -142,7 +142,7 @@ def test_the_library_and_the_package_are_of_one_version(loaded: native._Native) 
 def test_names_are_the_ones_of_the_header(loaded: native._Native) -> None:
     assert [native.path_name(path) for path in range(4)] == ["stock", "direct", "bounce", "empty"]
     assert native.path_name(99) == "" == native.decline_name(99)
-    assert [native.record_kind(name) for name in ("readback", "stage", "upload")] == [1, 2, 3]
+    assert [native.record_kind(name) for name in ("readback", "stage", "upload", "compute", "token")] == [1, 2, 3, 4, 5]
     assert loaded.decline_names and len(set(loaded.decline_names)) == len(loaded.decline_names)
     assert native.decline_name(1) == loaded.decline_names[0]
     assert {f"declined_{name}" for name in loaded.decline_names} <= set(loaded.counter_names)
@@ -154,7 +154,7 @@ def test_names_are_the_ones_of_the_header(loaded: native._Native) -> None:
 
 def test_the_record_type_is_the_c_struct(loaded: native._Native) -> None:
     dtype = loaded.record_dtype
-    assert dtype.itemsize == loaded.ffi.sizeof("struct ggml_async_record") == 168
+    assert dtype.itemsize == loaded.ffi.sizeof("struct ggml_async_record") == 176
     assert dtype["name"].itemsize == 64 and dtype["t_ns"] == np.dtype("<i8")
     assert dtype.names is not None and len(dtype.names) == 19
 

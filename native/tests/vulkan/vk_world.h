@@ -51,7 +51,7 @@ uint64_t             world_mock_calls(const char * function);
     X(abi_version, int, (void)) X(counter_name, const char *, (int)) X(counter_text, const char *, (int)) \
     X(counters, int, (uint64_t *, int)) X(devices, int, (void)) X(device_name, const char *, (int)) \
     X(device_counters, int, (int, uint64_t *, int)) X(queues, int, (int)) X(queue_family, int, (int, int)) \
-    X(queue_counters, int, (int, int, uint64_t *, int)) X(set_cause, int, (int)) X(cause_name, const char *, (int)) \
+    X(queue_counters, int, (int, int, uint64_t *, int)) X(set_cause, int, (int, uint32_t)) X(cause_name, const char *, (int)) \
     X(cause_counter_name, const char *, (int)) X(cause_counters, int, (int, uint64_t *, int))
 
 struct world_layer {
