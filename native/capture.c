@@ -500,7 +500,7 @@ static bool ga_thread_start_locked(void) {
 // The program ends: what is in the ring, the last counters, and that it was in order.
 __attribute__((destructor)) static void ga_capture_finish(void) {
     pthread_mutex_lock(&ga_capture_lock);
-    const bool mine = ga_capture_on() && atomic_load(&ga_state) != GA_CAPTURE_STATE_FORKED && ga_file.has_thread;
+    const bool mine = ga_file.has_thread;   // not a child's that never began
     ga_file.stop = true;
     if (mine) {
         ga_file.has_thread = false;
