@@ -38,17 +38,34 @@ def layer_dir() -> Path | None:
     return None
 
 
-def why_absent() -> str | None:
-    """Why there is no layer to load and what to do, in one sentence; None when it is there."""
+def absence() -> tuple[str, str] | None:
+    """Why there is no layer to load, and what to do; None when it is there."""
     if layer_dir() is not None:
         return None
     override = Env.LIBRARY.get()
     if override:
-        return f"{LIBRARY} and {MANIFEST} are not beside {override}, which {Env.LIBRARY.key} names"
+        return (
+            f"{LIBRARY} and {MANIFEST} are not beside {override}",
+            f"build them there with the Vulkan headers, or unset {Env.LIBRARY.key}",
+        )
     return (
-        "this package was built without Vulkan headers, so it has no Vulkan layer: "
-        "install libvulkan-dev (Fedora: vulkan-headers) and reinstall the package"
+        "this package was built without the Vulkan headers, so it has no Vulkan layer",
+        "install libvulkan-dev (Fedora: vulkan-headers) and reinstall the package",
     )
+
+
+def why_absent() -> str | None:
+    """`absence` in one sentence."""
+    found = absence()
+    return f"{found[0]}: {found[1]}" if found else None
+
+
+#: Why the layer is not in this process although it is there and was asked for, and what to do.
+NOT_LOADED = (
+    "the Vulkan loader did not load the layer",
+    f"VK_LOADER_DEBUG=layer shows why; look at VK_LOADER_LAYERS_DISABLE, and where the loader is too old for "
+    f"{Env.VK_ADD_LAYER_PATH.key} set {Env.VK_LAYER_PATH.key} to the layer's folder",
+)
 
 
 def _appended(value: str | None, element: str) -> str:

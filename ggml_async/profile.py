@@ -7,7 +7,7 @@ their own and so check all of this exactly and instantly.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ggml_async import __version__, stats
 from ggml_async.devices import is_software
 from ggml_async.errors import ExitCode, GgmlAsyncError
+from ggml_async.layer import LayerSnapshot
 from ggml_async.profile_plan import Config, LoadKey, Plan, cpu_expert_layers, grouped, order_of_runs
 from ggml_async.profile_result import (
     SCHEMA,
@@ -61,6 +62,9 @@ class Session(Protocol):
     def counters(self) -> dict[str, int]:
         """The plug-in's counters as they are now."""
 
+    def layer_counters(self) -> LayerSnapshot | None:
+        """The Vulkan layer's counters as they are now; None where it is not loaded."""
+
     def close(self) -> None:
         """Free the context."""
 
@@ -88,6 +92,9 @@ class Executor(Protocol):
 
     def dropped(self) -> int:
         """Records lost so far because nobody read them in time."""
+
+    def layer_absence(self, used: Collection[str]) -> Warn | None:
+        """Why the Vulkan layer counts nothing on the devices `used` (at least one); None when it does."""
 
     def describe(self) -> dict[str, Any]:
         """``model``, ``host``, ``devices`` and ``build`` of the result document."""
@@ -175,7 +182,7 @@ class _Test:
             session.keep_logits()
         run.prints += session.fingerprints()
         session.take_records()
-        before = session.counters()
+        before, layer_before = session.counters(), session.layer_counters()
         for i, tokens in enumerate([*self.prompt, *self.generation], start=1):
             self._check()
             start = executor.now()
@@ -188,6 +195,9 @@ class _Test:
         run.add_records(session.take_records())
         run.prints += session.fingerprints()
         run.counters = {name: value - before.get(name, 0) for name, value in session.counters().items()}
+        layer_after = session.layer_counters()
+        if layer_before is not None and layer_after is not None:
+            run.layer = layer_after - layer_before
         return run
 
     def _begin(self, arm: str) -> None:
@@ -221,6 +231,7 @@ class Profiler:
         self.command = list(command)
         self.should_stop = should_stop
         self.done = 0
+        self._without_layer = False
         self.outcome = Outcome({})
 
     def execute(self) -> Outcome:
@@ -308,12 +319,20 @@ class Profiler:
             self._worsen(ExitCode.NOT_INSTRUMENTED)
         elif not layers and not seen:
             self._warn(self._nothing_to_gain(config))
+        if not (self._uses_no_gpu(config) or self._without_layer or any(_vulkan_seen(result))):
+            self._warn(Warn("layer_saw_nothing", "the Vulkan layer saw no queue submit, so there are no fence waits",
+                            "run ggml-async doctor, unless this test's device is not a Vulkan one",
+                            config.label))  # fmt: skip
         self.outcome.document["tests"].append(result)
         self.observer.test_finished(self.outcome.document, result)
 
+    @staticmethod
+    def _uses_no_gpu(config: Config) -> bool:
+        return not config.devices or config.n_gpu_layers == 0
+
     def _nothing_to_gain(self, config: Config) -> Warn:
         """Why there is no readback, where none is to be expected."""
-        if not config.devices or config.n_gpu_layers == 0:
+        if self._uses_no_gpu(config):
             return Warn("no_gpu", "no GPU in use: nothing is read back, so there is nothing to gain",
                         "ggml-async doctor lists the devices it sees", config.label)  # fmt: skip
         if not self.expert_layers:
@@ -338,7 +357,9 @@ class Profiler:
             if device.get("async") is False:
                 found.append(Warn("no_async", f"{name} has no asynchronous reads: there is nothing to gain there",
                                   "unset GGML_VK_DISABLE_ASYNC if it is set, or use another device"))  # fmt: skip
-        return found
+        absence = self.executor.layer_absence(used) if used else None
+        self._without_layer = absence is not None
+        return [*found, absence] if absence else found
 
     def _warn(self, warn: Warn) -> None:
         if warn in self.outcome.warnings:
@@ -360,6 +381,11 @@ class Profiler:
         if lost:
             self._warn(Warn("dropped", f"{lost} records were lost: times are of the others, counts are exact",
                             "lower -p or -b, so that one decode has fewer"))  # fmt: skip
+
+
+def _vulkan_seen(result: Mapping[str, Any]) -> list[bool]:
+    """For each arm that ran, whether the Vulkan layer has figures of it."""
+    return [arm["queue_submits_per_token"] is not None for arm in result["arms"].values() if arm]
 
 
 def _rfc3339(time: datetime.datetime) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ggml_async import native
+from ggml_async import layer, native
 from ggml_async.errors import ExitCode, GgmlAsyncError
 from ggml_async.gguf_file import GgufFile
 from ggml_async.llama import Context, Device, LlamaLibrary, Model
 from ggml_async.profile import Tokens
 from ggml_async.profile_plan import Config, LoadKey
-from ggml_async.profile_result import Fingerprint, Records
+from ggml_async.profile_result import Fingerprint, Records, Warn
 
 #: Unread records kept: one decode of many ubatches writes a few thousand.
 RECORD_CAPACITY = 1 << 17
@@ -27,10 +28,17 @@ RECORD_CAPACITY = 1 << 17
 class LlamaSession:
     """One llama.cpp context."""
 
-    def __init__(self, context: Context, host: native.Host, recorder: native.Recorder) -> None:
+    def __init__(
+        self,
+        context: Context,
+        host: native.Host,
+        recorder: native.Recorder,
+        counters: layer.LayerCounters | None,
+    ) -> None:
         self._context = context
         self._host = host
         self._recorder = recorder
+        self._layer = counters
         self._kept: list[np.ndarray[Any, Any]] = []
         self._spare: list[np.ndarray[Any, Any]] = []
 
@@ -76,15 +84,24 @@ class LlamaSession:
         """See profile.Session."""
         return self._host.counters()
 
+    def layer_counters(self) -> layer.LayerSnapshot | None:
+        """See profile.Session."""
+        return self._layer.snapshot() if self._layer else None
+
     def close(self) -> None:
         """See profile.Session."""
         self._context.close()
 
 
 class LlamaExecutor:
-    """llama.cpp in this process. Close it: it frees the model and detaches."""
+    """llama.cpp in this process. Close it: it frees the model and detaches.
 
-    def __init__(self, library: LlamaLibrary, model_file: GgufFile, should_stop: Callable[[], bool]) -> None:
+    `use_layer`: whether to read the Vulkan layer's counters, for which its variables were set before loading.
+    """
+
+    def __init__(
+        self, library: LlamaLibrary, model_file: GgufFile, should_stop: Callable[[], bool], use_layer: bool = True
+    ) -> None:
         self._library = library
         self._file = model_file
         self._should_stop = should_stop
@@ -96,6 +113,17 @@ class LlamaExecutor:
             raise GgmlAsyncError(error.message, error.hint, ExitCode.NOT_INSTRUMENTED) from None
         self._recorder = native.Recorder(RECORD_CAPACITY)
         self._recorder.__enter__()
+        self._use_layer = use_layer
+        self._layer_trouble: GgmlAsyncError | None = None
+        self._layer = self._find_layer()
+
+    def _find_layer(self) -> layer.LayerCounters | None:
+        self._library.devices()  # Vulkan's instance, and with it the layer, is there when its devices have been listed
+        try:
+            return layer.LayerCounters.find() if self._use_layer else None
+        except GgmlAsyncError as error:
+            self._layer_trouble = error
+            return None
 
     def close(self) -> None:
         """Free the model, stop recording, detach; harmless when done before."""
@@ -147,7 +175,7 @@ class LlamaExecutor:
             n_threads=config.n_threads,
             flash_attn=config.flash_attn,  # type: ignore[arg-type]  # checked by the plan
         )
-        return LlamaSession(context, self._host, self._recorder)
+        return LlamaSession(context, self._host, self._recorder, self._layer)
 
     def n_vocab(self) -> int:
         """See profile.Executor."""
@@ -160,6 +188,21 @@ class LlamaExecutor:
     def dropped(self) -> int:
         """See profile.Executor."""
         return self._recorder.dropped
+
+    def layer_absence(self, used: Collection[str]) -> Warn | None:
+        """See profile.Executor."""
+        if not any(name.startswith("Vulkan") for name in used):
+            return Warn("vulkan_not_used", "Vulkan is not used, so there are no fence waits or queue submits to count",
+                        "their figures are null")  # fmt: skip
+        if self._layer is not None:
+            return None
+        if not self._use_layer:
+            why, hint = "--no-layer", "leave --no-layer out to have them"
+        elif self._layer_trouble is not None:
+            why, hint = self._layer_trouble.message, self._layer_trouble.hint
+        else:
+            why, hint = layer.absence() or layer.NOT_LOADED
+        return Warn("no_layer", f"fence waits and queue submits are not measured: {why}", hint)
 
     def describe(self) -> dict[str, Any]:
         """See profile.Executor."""
@@ -181,6 +224,7 @@ class LlamaExecutor:
                 "api_version": info.api_version,
                 "dir": str(library.dir),
                 "layout": info.layout,
+                "vulkan_layer": str(self._layer.path()) if self._layer else None,
             },
             "devices": [
                 {"name": d.name, "description": d.description, "type": d.type, "async": d.async_}
@@ -196,9 +240,14 @@ class LlamaExecutor:
 
 
 def open_executor(
-    model_file: GgufFile, llama: Path | None, should_stop: Callable[[], bool], say: Callable[[str], None]
+    model_file: GgufFile,
+    llama: Path | None,
+    should_stop: Callable[[], bool],
+    say: Callable[[str], None],
+    *,
+    use_layer: bool = True,
 ) -> LlamaExecutor:
-    """Choose, load and attach to a llama.cpp build.
+    """Choose, load and attach to a llama.cpp build, with the Vulkan layer unless not wanted.
 
     `say` takes one line for the user. Raises GgmlAsyncError: no usable build, or, with exit code 3, the plug-in cannot
     attach to it.
@@ -209,4 +258,6 @@ def open_executor(
     candidate = runtime.select(llama)
     if candidate.software_only:
         say("no GPU seen; using Vulkan's software device")
-    return LlamaExecutor(runtime.load(candidate), model_file, should_stop)
+    if use_layer:
+        os.environ.update(layer.layer_environment(os.environ))
+    return LlamaExecutor(runtime.load(candidate), model_file, should_stop, use_layer)

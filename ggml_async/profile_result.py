@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggml_async import stats
+from ggml_async.layer import LayerSnapshot
 from ggml_async.profile_plan import Config
 
 SCHEMA = "ggml-async/profile/1"
@@ -37,7 +38,9 @@ class Fingerprint:
 
 @dataclass
 class Run:
-    """One repetition of one arm. Only what was timed is in `records` and `counters`; `prints` has every decode."""
+    """One repetition of one arm. Only what was timed is in `records`, `counters` and `layer`; `prints` has every
+    decode.
+    """
 
     arm: str
     repetition: int
@@ -45,6 +48,7 @@ class Run:
     elapsed_ns: int = 0  #: of decode + synchronize, summed
     records: list[Records] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)  #: by how much each grew
+    layer: LayerSnapshot | None = None  #: what the Vulkan layer counted; None where it is not loaded
     prints: list[Fingerprint] = field(default_factory=list)
 
     def timed(self, tokens: int, elapsed_ns: int) -> None:
@@ -143,7 +147,8 @@ def readback_costs(runs: Sequence[Run], arm: str) -> list[float]:
 def arm_result(runs: Sequence[Run], arm: str, device_names: Sequence[str]) -> dict[str, Any] | None:
     """ARM of DESIGN.md from all `runs` of a test; None when none of them is of `arm`.
 
-    `device_names` are the host registry's, by the index that records carry. Of the arm `off` only the speed is known.
+    `device_names` are the host registry's, by the index that records carry. Of the arm `off` the plug-in knows nothing,
+    only its speed and what the Vulkan layer counted are known.
     """
     own = [r for r in runs if r.arm == arm]
     if not own:
@@ -184,10 +189,35 @@ def arm_result(runs: Sequence[Run], arm: str, device_names: Sequence[str]) -> di
         "uploads_per_token": per_token("uploads"),
         "upload_us": stats.summary(_us(by_kind[KIND_UPLOAD], "duration_ns")),
         "declined": _declined(counted) if measured else None,
-        "fence_waits_per_token": None,
-        "fence_wait_us": None,
-        "queue_submits_per_token": None,
+        **_vulkan(own, tokens),
         "by_device": _by_device(readbacks, stages, tokens, device_names) if measured else None,
+    }
+
+
+def _vulkan(runs: Sequence[Run], tokens: int) -> dict[str, Any]:
+    """What the Vulkan layer counted in all `runs`; null where it was not loaded, or Vulkan had nothing to do."""
+    seen = [run.layer for run in runs if run.layer is not None]
+
+    def total(counter: str) -> int:
+        return sum(counts.totals[counter] for counts in seen)
+
+    def by_cause(counter: str) -> dict[str, int]:
+        sums = {cause: sum(counts.causes[cause][counter] for counts in seen) for cause in seen[0].causes}
+        return {cause: n for cause, n in sums.items() if n}
+
+    known = bool(tokens) and len(seen) == len(runs) and total("queue_submits") > 0
+    # The layer keeps sums, so of the single waits' distribution only the mean is known.
+    mean = total("fence_wait_ns") / total("fence_waits") / 1e3 if known and total("fence_waits") else None
+    wait = None if mean is None else {"mean": mean, "p50": None, "p95": None, "p99": None, "max": None}
+    waits = by_cause("cause_fence_waits") if known else {}
+    submits = by_cause("cause_queue_submits") if known else {}
+    return {
+        "fence_waits_per_token": total("fence_waits") / tokens if known else None,
+        "fence_wait_us": wait,
+        "fence_waits_by_cause": {cause: n / tokens for cause, n in waits.items()} if known else None,
+        "wait_calls_per_token": sum(by_cause("cause_wait_calls").values()) / tokens if known else None,
+        "queue_submits_per_token": total("queue_submits") / tokens if known else None,
+        "queue_submits_by_cause": {cause: n / tokens for cause, n in submits.items()} if known else None,
     }
 
 

@@ -81,6 +81,7 @@ def _list(*names: str, default: str, text: str) -> Callable[[Any], Any]:
 @click.option("--arms", default="stock,async", show_default=True, help="What to measure: of stock, async, off.")
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Of tokens and order.")
 @click.option("--no-warmup", is_flag=True, help="Time the first run too.")
+@click.option("--no-layer", is_flag=True, help="Leave Vulkan's fence waits and queue submits uncounted.")
 @click.option("--llama", metavar="DIR", type=click.Path(path_type=Path), help="Folder of llama.cpp libraries to use.")
 @click.option("-o", "--output", type=click.Choice(FORMATS), help="Format of the results.  [default: md]")
 @click.option(
@@ -125,7 +126,9 @@ def profile(ctx: click.Context, /, **flags: Any) -> int:
         model = read(path or _demo_model(flags["quiet"]))
         check_options(options, model)
         stop = threading.Event()
-        executor = _executor(flags["debug_executor"], model, flags["llama"], stop, flags["quiet"])
+        executor = _executor(
+            flags["debug_executor"], model, flags["llama"], stop, flags["quiet"], use_layer=not flags["no_layer"]
+        )
         stack.callback(executor.close)
         # only now: fetching and checking a runtime has no results to keep, the first Ctrl-C ends it
         stack.enter_context(_interruptible(stop))
@@ -163,7 +166,9 @@ def _demo_model(quiet: bool) -> Path:
     return path
 
 
-def _executor(debug: str | None, model: GgufFile, llama: Path | None, stop: threading.Event, quiet: bool) -> Any:
+def _executor(
+    debug: str | None, model: GgufFile, llama: Path | None, stop: threading.Event, quiet: bool, *, use_layer: bool
+) -> Any:
     if debug:
         module, _, factory = debug.partition(":")
         return getattr(importlib.import_module(module), factory)(model, stop.is_set)
@@ -173,7 +178,7 @@ def _executor(debug: str | None, model: GgufFile, llama: Path | None, stop: thre
         if not quiet:
             click.echo(f"ggml-async: {line}", err=True)
 
-    return open_executor(model, llama, stop.is_set, say)
+    return open_executor(model, llama, stop.is_set, say, use_layer=use_layer)
 
 
 @contextlib.contextmanager

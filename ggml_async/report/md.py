@@ -48,7 +48,7 @@ def header(document: Json, shown: Collection[str]) -> str:
     """Two lines that say what was measured, then the head of the table."""
     columns = [(f.heading, f.width) for f in _settings(shown)]
     columns.append(("readbacks/token", 15))
-    columns += [(p.heading, p.width) for p in fields.PAIRS]
+    columns += [(p.heading, p.width) for p in fields.pairs(document)]
     columns += [("speed-up [95 %]", 20), ("identical", 9)]
     heads = [_head(*c) for c in columns]
     lines = [
@@ -104,7 +104,7 @@ def row(document: Json, test: Json, shown: Collection[str]) -> str:
         value = f.value(document, test)
         cells.append((NOT_MEASURED if value is None else str(value).replace("|", "\\|"), _fit(f.heading, f.width)))
     cells.append((_readbacks(test), 15))
-    for pair in fields.PAIRS:
+    for pair in fields.pairs(document):
         values = [
             number(fields.lookup(document, test, f"tests.arms.{arm}.{pair.key}"), pair.digits)
             for arm in ("stock", "async")
@@ -184,9 +184,11 @@ def _counts_only(tests: Collection[Json], same: bool) -> str:
         return number(max((v for v in values if v is not None), default=None), 1)
 
     arms = [arm for arm in ("stock", "async") if any(t["arms"].get(arm) for t in tests)]
-    waits = " instead of ".join(f"{most(arm, 'synchronizes_per_token')} ({arm})" for arm in reversed(arms))
+    fenced = all(most(arm, "fence_waits_per_token") != NOT_MEASURED for arm in arms)
+    key, what = ("fence_waits_per_token", "fence waits") if fenced else ("synchronizes_per_token", "synchronizes")
+    waits = " instead of ".join(f"{most(arm, key)} ({arm})" for arm in reversed(arms))
     proof = "bitwise identical logits" if same else "logits not compared everywhere"
-    return f"On a software device only counts mean something: {waits} synchronizes a token, with {proof}."
+    return f"On a software device only counts mean something: {waits} {what} a token, with {proof}."
 
 
 def _ratios(tests: Collection[Json], key: str) -> list[float]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ggml_async.errors import GgmlAsyncError
+from ggml_async.layer import LayerSnapshot
 from ggml_async.profile_plan import Config, LoadKey, cpu_expert_layers
-from ggml_async.profile_result import KIND_READBACK, KIND_STAGE, KIND_UPLOAD, Fingerprint
+from ggml_async.profile_result import KIND_READBACK, KIND_STAGE, KIND_UPLOAD, Fingerprint, Warn
 
 DTYPE = np.dtype(
     [(n, "<i4") for n in ("kind", "mode", "path", "host", "device", "layer")]
@@ -26,6 +27,7 @@ US = 1000
 DEVICE_WAIT = 60 * US
 COST = {"stock": 20 * US, "async": 2 * US}  # of each of a split's two readbacks
 COMPUTE = 1000 * US  # of a token, besides its stages
+FENCE_WAIT = 10 * US  # of each wait that the Vulkan layer counts; async has one a split, stock one a readback
 N_VOCAB = 100
 GPU = "Mock0"
 
@@ -57,6 +59,8 @@ class MockExecutor:
         self.wrong_at: tuple[str, int] | None = None  # (arm, decode of the whole run): other logits there
         self.noise: Callable[[str, int], int] = lambda arm, n: 0  # ns added to decode n of an arm
         self.blind = False  # the plug-in sees nothing
+        self.no_layer: Warn | None = None  # why the Vulkan layer is not loaded
+        self.layer_blind = False  # it is, and sees nothing
         self.decline = ""
         self.decodes = 0
         self.closed = 0
@@ -88,6 +92,10 @@ class MockExecutor:
     def dropped(self) -> int:
         return 0
 
+    def layer_absence(self, used: Collection[str]) -> Warn | None:
+        assert used
+        return self.no_layer
+
     def describe(self) -> dict[str, Any]:
         moe = bool(self.expert_layers)
         return {
@@ -96,7 +104,8 @@ class MockExecutor:
                 "n_expert": 8 if moe else None, "n_expert_used": 2 if moe else None, "size_bytes": 3 << 20,
                 "desc": "mock 1M Q4_0", "n_params": 1000,
             },
-            "host": {"llama": "0.5.0", "ggml": "0.25.1", "api_version": 2, "dir": "lib", "layout": "mock"},
+            "host": {"llama": "0.5.0", "ggml": "0.25.1", "api_version": 2, "dir": "lib", "layout": "mock",
+                     "vulkan_layer": None if self.no_layer else "layer.so"},
             "devices": [
                 {"name": d.name, "description": d.description, "type": d.type,
                  "async": None if d.type == "cpu" or not self.gpu else self.gpu[1]}
@@ -121,6 +130,8 @@ class MockSession:
         self.counts: dict[str, int] = dict.fromkeys(
             ("readbacks", "readback_bytes", "stages", "synchronizes", "uploads", "declined_unpinned"), 0
         )
+        self.waits = dict.fromkeys(("readback", "token", "upload"), 0)
+        self.submits = dict.fromkeys(self.waits, 0)
         self.splits = len(cpu_expert_layers(config, executor.expert_layers, executor.n_layer))
 
     def set_mode(self, arm: str) -> None:
@@ -140,12 +151,17 @@ class MockSession:
         executor.clock += COMPUTE + executor.noise(self.arm, executor.decodes)
         for _ in range(self.splits):
             self._split()
+        if self.config.devices and self.config.n_gpu_layers:
+            self.waits["token"] += 1
+            self.submits["token"] += 5
 
     def _split(self) -> None:
         executor, declined = self.executor, bool(self.executor.decline) and self.arm == "async"
         arm = "stock" if declined or self.arm == "off" else self.arm
         stage = DEVICE_WAIT + 2 * COST[arm]
         executor.clock += stage
+        self.waits["readback"] += 1 if arm == "async" else 2
+        self.submits["readback"] += 2
         if self.arm == "off" or executor.blind:
             return
         batch = np.zeros(4, DTYPE)
@@ -182,6 +198,21 @@ class MockSession:
 
     def counters(self) -> dict[str, int]:
         return dict(self.counts)
+
+    def layer_counters(self) -> LayerSnapshot | None:
+        if self.executor.no_layer:
+            return None
+        seen = 0 if self.executor.layer_blind else 1
+        causes = {
+            cause: {
+                "cause_fence_waits": seen * waits,
+                "cause_wait_calls": seen * 3 * waits,
+                "cause_queue_submits": seen * self.submits[cause],
+            }
+            for cause, waits in self.waits.items()
+        }
+        totals = {name: sum(c[f"cause_{name}"] for c in causes.values()) for name in ("fence_waits", "queue_submits")}
+        return LayerSnapshot({**totals, "fence_wait_ns": totals["fence_waits"] * FENCE_WAIT}, causes)
 
     def close(self) -> None:
         self.executor.calls.append(("close",))

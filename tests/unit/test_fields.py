@@ -10,8 +10,8 @@ from test_report import mock_document
 
 from ggml_async import fields
 
-#: Objects whose keys are data (reasons, devices) or that are described as a whole.
-WHOLE = ("declined", "by_device", "adoption")
+#: Objects whose keys are data (reasons, causes, devices) or that are described as a whole.
+WHOLE = ("declined", "by_device", "adoption", "fence_waits_by_cause", "queue_submits_by_cause")
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:

@@ -21,6 +21,7 @@ from ggml_async.profile_plan import (
     parse_ints,
     parse_overrides,
 )
+from ggml_async.profile_result import Warn
 
 
 class Watcher:
@@ -85,12 +86,51 @@ def test_figures_of_both_arms_follow_from_the_clock_exactly() -> None:
     assert queued["issue_us"]["max"] == 2
     assert stock["stage_share"] == pytest.approx(400 / 1400)
     assert stock["tok_s"]["mean"] == pytest.approx(1e6 / 1400)
-    assert stock["fence_waits_per_token"] is None
     assert queued["by_device"][GPU]["readbacks_per_token"] == 8
     assert queued["by_device"][GPU]["bytes_per_token"] == 4 * 4160
     assert test["speedup"]["tok_s"]["ratio"] == pytest.approx(1400 / 1256)
     assert test["speedup"]["stage_us"]["ratio"] == pytest.approx(0.64)
     assert test["identical_logits"] is True
+
+
+def test_fence_waits_and_submits_are_of_the_timed_part_of_each_arm_by_cause() -> None:
+    for options in ({}, {"n_depth": ["5"]}):  # the prefill is not counted
+        test = only(profile(MockExecutor(), arms="stock,async,off", **options))
+        stock, queued, off = (test["arms"][arm] for arm in ("stock", "async", "off"))
+        assert stock["fence_waits_per_token"] == off["fence_waits_per_token"] == 4 * 2 + 1
+        assert queued["fence_waits_per_token"] == 4 + 1
+        assert queued["fence_waits_by_cause"] == {"readback": 4, "token": 1}
+        assert stock["fence_waits_by_cause"] == {"readback": 8, "token": 1}
+        assert stock["fence_wait_us"] == {"mean": 10, "p50": None, "p95": None, "p99": None, "max": None}
+        assert stock["wait_calls_per_token"] == 3 * 9
+        assert stock["queue_submits_per_token"] == queued["queue_submits_per_token"] == 4 * 2 + 5
+        assert queued["queue_submits_by_cause"] == {"readback": 8, "token": 5}
+
+
+VULKAN = (
+    "fence_waits_per_token", "fence_wait_us", "fence_waits_by_cause", "wait_calls_per_token", "queue_submits_per_token",
+    "queue_submits_by_cause",
+)  # fmt: skip
+
+
+def test_without_the_layer_its_figures_are_null_and_one_warning_says_why() -> None:
+    executor = MockExecutor()
+    executor.no_layer = Warn("no_layer", "fence waits are not measured: no headers", "install them")
+    outcome = profile(executor, n_cpu_moe=["2,4"], repetitions=2)
+    assert [[arm[key] for key in VULKAN] for t in outcome.document["tests"] for arm in t["arms"].values()] == [
+        [None] * len(VULKAN)
+    ] * 4
+    assert codes(outcome) == ["no_layer"]
+    assert outcome.exit_code is ExitCode.OK
+
+
+def test_a_layer_that_saw_no_submit_has_no_figures_and_says_so() -> None:
+    executor = MockExecutor()
+    executor.layer_blind = True
+    outcome = profile(executor)
+    assert [only(outcome)["arms"]["stock"][key] for key in VULKAN] == [None] * len(VULKAN)
+    assert codes(outcome) == ["layer_saw_nothing"]
+    assert "doctor" in outcome.warnings[0].hint
 
 
 def test_only_decode_is_timed_and_prefill_is_not_counted() -> None:
@@ -112,7 +152,7 @@ def test_prompt_is_one_decode_and_counts_all_its_tokens() -> None:
     assert test["arms"]["stock"]["tok_s"]["mean"] == pytest.approx(10e6 / 1400)
 
 
-def test_the_off_arm_knows_its_speed_only() -> None:
+def test_of_the_off_arm_the_plug_in_knows_nothing() -> None:
     test = only(profile(MockExecutor(), arms="off,stock"))
     off = test["arms"]["off"]
     assert off["tok_s"]["mean"] > 0

@@ -58,7 +58,9 @@ def test_csv_has_one_cell_a_column_and_empty_ones_for_what_was_not_measured() ->
     rows = list(csv.DictReader(io.StringIO(render("csv", mock_document()))))
     assert [r["ga_test"] for r in rows] == ["tg2", "tg2"]
     assert list(rows[0]) == [f.name for f in fields.COLUMNS]
-    assert rows[0]["ga_stock_fence_waits_per_token"] == ""
+    assert rows[0]["ga_stock_fence_wait_us_p50"] == ""
+    assert rows[0]["ga_stock_fence_waits_per_token"] == "5.0"
+    assert json.loads(rows[0]["ga_async_fence_waits_by_cause"]) == {"readback": 2, "token": 1}
     assert rows[0]["ga_async_device_wait_us_mean"] == ""
     assert rows[1]["ga_stock_readbacks_per_token"] == "8.0"
     assert rows[0]["ga_identical_logits"] == "1"
@@ -72,7 +74,7 @@ def test_jsonl_lines_stand_alone_and_carry_the_samples() -> None:
     assert len(lines[0]["ga_stock_samples_ts"]) == 3
     assert lines[0]["ga_identical_logits"] is True
     assert lines[0]["avg_ns"] == pytest.approx(2 * 1e9 / lines[0]["avg_ts"], abs=1)
-    assert lines[0]["ga_stock_queue_submits_per_token"] is None
+    assert lines[0]["ga_stock_fence_wait_us_max"] is None
 
 
 def test_sql_runs_in_sqlite_twice_with_quotes_and_nul_in_it() -> None:
@@ -82,7 +84,7 @@ def test_sql_runs_in_sqlite_twice_with_quotes_and_nul_in_it() -> None:
     for _ in range(2):
         database.executescript(render("sql", document))
     rows = database.execute(
-        "SELECT model_filename, n_cpu_moe, ga_speedup, ga_stock_fence_waits_per_token, ga_identical_logits"
+        "SELECT model_filename, n_cpu_moe, ga_speedup, ga_stock_fence_wait_us_p50, ga_identical_logits"
         " FROM ggml_async_profile"
     ).fetchall()
     assert len(rows) == 4
@@ -105,7 +107,7 @@ def test_the_table_shows_before_and_after() -> None:
     row = next(line for line in text.splitlines() if line.startswith("| Mock0"))
     cells = [c.strip() for c in row.strip("|").split("|")]
     assert cells == [
-        "Mock0", "2", "tg2", "4.0", "50.0 → 32.0", "20.0 → 2.0", "16.7 % → 11.3 %", "8.0 → 2.0", "833.33 → 886.52",
+        "Mock0", "2", "tg2", "4.0", "50.0 → 32.0", "20.0 → 2.0", "16.7 % → 11.3 %", "5.0 → 3.0", "833.33 → 886.52",
         "1.064 [1.064, 1.064]", "yes",
     ]  # fmt: skip
     widths = {len(line) for line in text.splitlines() if line.startswith("|")}
@@ -113,6 +115,18 @@ def test_the_table_shows_before_and_after() -> None:
     assert "0.64 times as long" in text
     assert "1.06 to 1.11 times as fast over 2 tests" in text
     assert "bitwise identical" in text
+
+
+def test_without_the_layer_the_table_has_synchronizes_where_it_has_fence_waits_with_it() -> None:
+    document = mock_document()
+    assert "|  waits/token |" in render("md", document) and "syncs" not in render("md", document)
+    for test in document["tests"]:
+        for arm in test["arms"].values():
+            arm["fence_waits_per_token"] = None
+    text = render("md", document)
+    assert "|  syncs/token |" in text and "waits" not in text
+    assert "|    8.0 → 2.0 |" in text
+    assert len({len(line) for line in text.splitlines() if line.startswith("|")}) == 1
 
 
 def test_the_table_has_a_column_for_what_was_varied_only() -> None:
@@ -159,8 +173,14 @@ def test_a_single_test_within_noise_is_called_that() -> None:
 
 def test_a_software_device_gets_no_speed_in_the_sentence() -> None:
     warning = {"code": "software_device", "message": "", "hint": "", "test": None}
-    text = render("md", mock_document(warnings=[warning])).splitlines()[-1]
-    assert "4.0 (async) instead of 16.0 (stock) synchronizes" in text
+    document = mock_document(warnings=[warning])
+    text = render("md", document).splitlines()[-1]
+    assert "5.0 (async) instead of 9.0 (stock) fence waits a token" in text
+    assert "fast" not in text
+    document["tests"][1]["arms"]["async"]["fence_waits_per_token"] = None
+    document["tests"][0]["arms"]["async"]["fence_waits_per_token"] = None
+    text = render("md", document).splitlines()[-1]
+    assert "4.0 (async) instead of 16.0 (stock) synchronizes a token" in text
     assert "fast" not in text
 
 
