@@ -70,8 +70,8 @@ class Writer:
     def event(
         self, kind: str, t_ns: int, duration_ns: int, *, mode: int = STOCK, path: int = 255, cause: str = "elsewhere",
         device: int = 0, layer: int = -1, host: int = 0, decline: int = 0, name: str = "", stage: int = 0,
-        rows: int = 0, n_readbacks: int = 0, n_sync: int = 0, thread: int = 1, flags: int = 0, bytes_: int = 0, issue_ns: int = -1,
-        wait_ns: int = -1, copy_ns: int = -1, device_wait_ns: int = -1,
+        rows: int = 0, n_readbacks: int = 0, n_sync: int = 0, thread: int = 1, flags: int = 0, bytes_: int = 0,
+        issue_ns: int = -1, wait_ns: int = -1, copy_ns: int = -1, device_wait_ns: int = -1,
     ) -> None:  # fmt: skip
         number = KINDS[kind] if kind in KINDS else int(kind)
         if kind in ("wait", "submit"):
