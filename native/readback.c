@@ -352,11 +352,12 @@ void ga_stage_forget(struct ga_backend * state) {
 static int64_t ga_before_compute(struct ga_backend * state, int * layer) {
     *layer = -1;
     ga_upload_close();
-    ga_cause(GA_CAUSE_ELSEWHERE, 0);
     if (atomic_load(&state->phase) == GA_PHASE_OPEN) {
         *layer = state->stage->recording && state->stage->n_readbacks ? state->stage->readbacks[0].layer : -1;
         ga_cause(GA_CAUSE_READBACK, state->stage->number);
         ga_stage_close(state);
+    } else {
+        ga_cause(GA_CAUSE_ELSEWHERE, 0);
     }
     ga_count(state->host, GA_COUNTER_cpu_computes, 1);
     const int64_t now = ga_now_ns();

@@ -160,9 +160,7 @@ void ga_hook_synchronize(ggml_backend_t backend) {
     ga_stage_synchronized(backend, t0, t1);
     if (cause == GA_CAUSE_TOKEN) {
         ga_cause(GA_CAUSE_ELSEWHERE, 0);
-        if (computed) {
-            ga_token_end(state, t0, t1);
-        }
+        ga_token_end(state, t0, t1);
     }
     // An upload stays one until the next hook: ggml copies the user's inputs right behind this synchronize.
 }
