@@ -58,6 +58,10 @@ sanitize: $(VENV)/.setup ## native tests under AddressSanitizer and UBSan, then 
 integration: install ## real llama.cpp builds on lavapipe (fetches the pinned runtime once)
 	$(BIN)/pytest tests/integration -q
 
+hosts: install ## compile llama.cpp's programs and llama-cpp-python (half an hour), run them under ggml-async run
+	sh tests/hosts/build.sh
+	$(BIN)/pytest tests/hosts -q
+
 docs: install ## the docs name every option, variable, counter and exit code
 	$(BIN)/python tools/check_docs.py
 
