@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from . import __version__, fetch, native, runtime
+from . import __version__, fetch, layer, native, runtime
 from .child import run_module
 from .devices import is_software
 from .errors import GgmlAsyncError, UsageError
@@ -27,6 +27,7 @@ READBACK_TIMEOUT_S = 180
 #: Room that the runtime, the demo model and its source need in the cache.
 CACHE_BYTES = 600 << 20
 
+_LAYER = "Vulkan layer"
 _PACKAGES = ("numpy", "cffi", "gguf", "psutil", "click", "rich", "platformdirs")
 
 
@@ -86,10 +87,9 @@ def run_checks(explicit: Path | None = None, *, fetch: bool = False) -> list[Che
                 failure.hint or "ggml-async doctor --fetch gets the embedded one",
             )
         )
-        checks.append(Check("readback", Status.SKIP, "no runtime to run it with"))
+        checks += [Check(name, Status.SKIP, "no runtime to run it with") for name in ("readback", _LAYER)]
     else:
-        checks += _devices(chosen)
-        checks.append(_readback(chosen))
+        checks += [*_devices(chosen), *_readback_and_layer(chosen)]
     checks += [*_cache(), _memory()]
     return checks
 
@@ -155,39 +155,51 @@ def _devices(chosen: runtime.Candidate) -> Iterator[Check]:
             yield Check(name, Status.OK, text)
 
 
-def _readback(chosen: runtime.Candidate) -> Check:
-    """One real model through the plug-in, in a child process: a bad driver may crash or hang."""
+def _readback_and_layer(chosen: runtime.Candidate) -> list[Check]:
+    """One real model through the plug-in, with the Vulkan layer watching, in a child process."""
     if not chosen.has_gpu:
-        return Check(
-            "readback",
-            Status.SKIP,
-            "no GPU device: there is nothing to read back from",
-            "install a driver; on Debian mesa-vulkan-drivers has lavapipe",
-        )
+        return [
+            Check(
+                "readback",
+                Status.SKIP,
+                "no GPU device: there is nothing to read back from",
+                "install a driver; on Debian mesa-vulkan-drivers has lavapipe",
+            ),
+            Check(_LAYER, Status.SKIP, "no GPU device: Vulkan is not used"),
+        ]
+    variables = layer.layer_environment(os.environ)
+    readback, seen = _readback(chosen, variables)
+    if readback.status is Status.FAIL and seen is None and variables:
+        # it ended badly: whose fault is it?
+        alone, _ = _readback(chosen, {})
+        if alone.status is not Status.FAIL:
+            remedy = "use profile --no-layer; please report this"
+            return [alone, Check(_LAYER, Status.FAIL, f"the readback check fails under it: {readback.reason}", remedy)]
+    return [readback, _layer(chosen, seen)]
+
+
+def _readback(chosen: runtime.Candidate, variables: dict[str, str]) -> tuple[Check, dict[str, Any] | None]:
+    """The verdict and, where the child came to its end, what it saw. A bad driver may crash or hang it."""
+
+    def failed(reason: str, remedy: str) -> tuple[Check, None]:
+        return Check("readback", Status.FAIL, reason, remedy), None
+
+    env = {**chosen.env, **variables}
     with tempfile.TemporaryDirectory(prefix="ggml-async-") as folder:
         try:
-            child = run_module("doctor_readback", str(chosen.dir), folder, timeout=READBACK_TIMEOUT_S, env=chosen.env)
+            child = run_module("doctor_readback", str(chosen.dir), folder, timeout=READBACK_TIMEOUT_S, env=env)
         except subprocess.TimeoutExpired:
-            return Check(
-                "readback",
-                Status.FAIL,
-                f"no answer in {READBACK_TIMEOUT_S} s",
-                "the driver hangs; try another device or driver",
-            )
+            return failed(f"no answer in {READBACK_TIMEOUT_S} s", "the driver hangs; try another device or driver")
     lines = child.stdout.strip().splitlines()
     if child.returncode != 0 or not lines:
         last = (child.stderr.strip().splitlines() or ["no output"])[-1]
         how = f"killed by signal {-child.returncode}" if child.returncode < 0 else f"exit {child.returncode}"
-        return Check(
-            "readback",
-            Status.FAIL,
-            f"{how}: {last}",
-            "run again with GGML_ASYNC=off to see whether llama.cpp alone works",
-        )
+        return failed(f"{how}: {last}", "run again with GGML_ASYNC=off to see whether llama.cpp alone works")
     try:
-        return _readback_verdict(json.loads(lines[-1]))
+        seen: dict[str, Any] = json.loads(lines[-1])
+        return _readback_verdict(seen), seen
     except (ValueError, KeyError, TypeError):
-        return Check("readback", Status.FAIL, f"its answer was not understood: {lines[-1][:80]}", "please report this")
+        return failed(f"its answer was not understood: {lines[-1][:80]}", "please report this")
 
 
 def _readback_verdict(seen: dict[str, Any]) -> Check:
@@ -207,6 +219,33 @@ def _readback_verdict(seen: dict[str, Any]) -> Check:
     return Check("readback", Status.OK, text)
 
 
+def _layer(chosen: runtime.Candidate, seen: dict[str, Any] | None) -> Check:
+    """The layer that counts fence waits, by what it saw of the readback check; `seen` None: that has no answer."""
+    if not any(device["name"].startswith("Vulkan") for device in chosen.devices):
+        return Check(_LAYER, Status.SKIP, "no Vulkan device: Vulkan is not used")
+    absence = layer.absence()
+    if absence is not None:
+        return Check(_LAYER, Status.WARN, f"{absence[0]}: fence waits and queue submits stay uncounted", absence[1])
+    if seen is None:
+        return Check(_LAYER, Status.SKIP, "the readback check, which it watches, failed")
+    return _layer_verdict(seen["layer"]) if seen.get("layer") else Check(_LAYER, Status.WARN, *layer.NOT_LOADED)
+
+
+def _layer_verdict(found: dict[str, Any]) -> Check:
+    text = f"{found['path']}, ABI {found['abi']}"
+    if not found["devices"]:
+        return Check(_LAYER, Status.SKIP, f"{text}; the readback check used no Vulkan device")
+    stock, queued = found["stock"], found["async"]
+    if not stock["queue_submits"] or not queued["queue_submits"]:
+        return Check(_LAYER, Status.FAIL, f"{text}; it saw no queue submit", "please report this")
+    return Check(
+        _LAYER,
+        Status.OK,
+        f"{text}; in the readback check {queued['fence_waits']} fence waits instead of {stock['fence_waits']}, "
+        f"{queued['queue_submits']} queue submits instead of {stock['queue_submits']}",
+    )
+
+
 def _cache() -> Iterator[Check]:
     folder = fetch.cache_dir()
     existing = folder
@@ -222,6 +261,19 @@ def _cache() -> Iterator[Check]:
         yield Check("cache", Status.WARN, text, f"the demo needs about {CACHE_BYTES >> 20} MB")
     else:
         yield Check("cache", Status.OK, text)
+    for piece in fetch.cache_report():
+        name = f"cache: {piece['name']}"
+        if piece["status"] == "ok":
+            yield Check(name, Status.OK, f"{piece['path']}: {piece['bytes'] / 1e6:.0f} MB")
+        elif piece["status"] == "absent":
+            yield Check(name, Status.SKIP, "not there yet: it is fetched or made when it is first needed")
+        else:
+            yield Check(
+                name,
+                Status.WARN,
+                f"{piece['path']} is damaged or of another version",
+                "nothing: it is fetched or made again when it is needed",
+            )
 
 
 def _memory() -> Check:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from . import models, native
+from . import layer, models, native
 from .errors import GgmlAsyncError
 from .llama import LlamaLibrary
 from .profile_plan import cpu_moe_overrides
@@ -26,6 +27,9 @@ def main(llama_dir: Path, folder: Path) -> None:
     models.make_synthetic(path, **models.PRESETS["tiny"])
     library = LlamaLibrary(llama_dir)
     host = native.attach(library.ggml_library)
+    library.devices()  # the Vulkan layer is there once they are listed
+    counters = layer.LayerCounters.find()
+    watched: dict[str, layer.LayerSnapshot] = {}
     seen: dict[str, dict[str, int]] = {}
     logits: dict[str, list[bytes]] = {}
     overrides = cpu_moe_overrides(models.PRESETS["tiny"]["n_layer"])
@@ -35,11 +39,14 @@ def main(llama_dir: Path, folder: Path) -> None:
             context.clear_memory()
             host.reset_counters()
             logits[arm] = []
+            before = counters.snapshot() if counters else None
             for token in range(1, N_TOKENS + 1):
                 context.decode([token])
                 context.synchronize()
                 logits[arm].append(context.logits().tobytes())
             seen[arm] = host.counters()
+            if counters and before:
+                watched[arm] = counters.snapshot() - before
     print(
         json.dumps(
             {
@@ -51,9 +58,22 @@ def main(llama_dir: Path, folder: Path) -> None:
                     k.removeprefix("declined_"): v for k, v in seen["async"].items() if k.startswith("declined_") and v
                 },
                 "identical": logits["stock"] == logits["async"],
+                "layer": _layer(counters, watched) if counters else None,
             }
         )
     )
+
+
+def _layer(counters: layer.LayerCounters, watched: dict[str, layer.LayerSnapshot]) -> dict[str, Any]:
+    return {
+        "path": str(counters.path()),
+        "abi": layer.ABI_VERSION,
+        "devices": counters.devices(),
+        **{
+            arm: {name: counts.totals[name] for name in ("fence_waits", "queue_submits")}
+            for arm, counts in watched.items()
+        },
+    }
 
 
 if __name__ == "__main__":

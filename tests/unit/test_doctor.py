@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ggml_async import doctor, fetch, native, runtime
+from ggml_async import doctor, fetch, layer, native, runtime
 from ggml_async.cli.main import run
 from ggml_async.doctor import Check, Status
 from ggml_async.errors import ExitCode, GgmlAsyncError
@@ -28,7 +28,15 @@ SEEN = {
     "async_synchronizes": 4,
     "declined": {},
     "identical": True,
+    "layer": {
+        "path": "/somewhere/layer.so",
+        "abi": 1,
+        "devices": 1,
+        "stock": {"fence_waits": 13, "queue_submits": 49},
+        "async": {"fence_waits": 5, "queue_submits": 45},
+    },
 }
+LAYER_VARIABLES = {"VK_INSTANCE_LAYERS": "ours"}
 
 
 class Machine:
@@ -42,6 +50,8 @@ class Machine:
         monkeypatch.setattr(runtime, "candidates", lambda _explicit=None: self.found)
         monkeypatch.setattr(runtime, "select", self.select)
         monkeypatch.setattr(doctor, "run_module", self.run_module)
+        monkeypatch.setattr(layer, "absence", lambda: None)
+        monkeypatch.setattr(layer, "layer_environment", lambda _environ: dict(LAYER_VARIABLES))
 
     def candidate(self, origin: str, *devices: dict[str, Any], reason: str = "") -> runtime.Candidate:
         return runtime.Candidate(
@@ -105,12 +115,15 @@ def test_a_good_machine_is_ok_in_every_line(machine: Machine, capsys: pytest.Cap
         "device: CPU",
         "device: Vulkan0",
         "readback",
+        "Vulkan layer",
         "cache",
         "machine",
     ):
         (row,) = [r for r in rows if r.startswith(name + " ")]
         assert row.removeprefix(name).split()[0] == "ok", row
-    assert machine.asked == [("doctor_readback", str(machine.dir / "PATH"), {"GGML_VK_VISIBLE_DEVICES": "0"})]
+    assert machine.asked == [
+        ("doctor_readback", str(machine.dir / "PATH"), {"GGML_VK_VISIBLE_DEVICES": "0", **LAYER_VARIABLES})
+    ]
 
 
 def test_json_has_the_same_checks_and_nothing_else_on_stdout(
@@ -275,6 +288,67 @@ def test_the_real_child_gives_its_error_in_the_last_line(tmp_path: Path) -> None
     assert child.stderr == f"no libllama in {tmp_path}\n"
 
 
+# ---- the Vulkan layer
+
+
+def test_the_layer_is_ok_with_its_path_and_what_it_saw(machine: Machine) -> None:
+    seen = check("Vulkan layer")
+    assert seen.status is Status.OK
+    assert seen.reason == (
+        "/somewhere/layer.so, ABI 1; in the readback check 5 fence waits instead of 13, 45 queue submits instead of 49"
+    )
+
+
+def test_a_package_built_without_vulkan_headers_says_so_and_what_to_install(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "absence", lambda: ("built without the headers", "install libvulkan-dev"))
+    monkeypatch.setattr(layer, "layer_environment", lambda _environ: {})
+    machine.answer = Machine.said(json.dumps({**SEEN, "layer": None}))
+    seen = check("Vulkan layer")
+    assert (seen.status, seen.remedy) == (Status.WARN, "install libvulkan-dev")
+    assert seen.reason.startswith("built without the headers")
+    assert check("readback").status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (None, Status.WARN, "the Vulkan loader did not load the layer"),
+        ({**SEEN["layer"], "devices": 0}, Status.SKIP, "used no Vulkan device"),
+        ({**SEEN["layer"], "async": {"fence_waits": 0, "queue_submits": 0}}, Status.FAIL, "saw no queue submit"),
+    ],
+)
+def test_the_verdict_on_the_layer(machine: Machine, found: dict[str, Any] | None, status: Status, words: str) -> None:
+    machine.answer = Machine.said(json.dumps({**SEEN, "layer": found}))
+    seen = check("Vulkan layer")
+    assert seen.status is status
+    assert words in seen.reason
+
+
+def test_where_vulkan_is_not_used_the_layer_is_skipped(machine: Machine) -> None:
+    machine.found = [machine.candidate("PATH", CPU, {**GPU, "name": "CUDA0"})]
+    assert check("Vulkan layer") == Check("Vulkan layer", Status.SKIP, "no Vulkan device: Vulkan is not used")
+    machine.found = [machine.candidate("PATH", CPU)]
+    assert check("Vulkan layer").status is Status.SKIP
+    machine.found = [machine.candidate("PATH", reason="CPU only")]
+    assert check("Vulkan layer").status is Status.SKIP
+
+
+def test_a_driver_that_fails_under_the_layer_only_is_blamed_on_the_layer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_module(module: str, *args: str, timeout: float, env: Mapping[str, str]) -> Any:
+        bad = "VK_INSTANCE_LAYERS" in env
+        return Machine.said("", -11, "boom") if bad else Machine.said(json.dumps({**SEEN, "layer": None}))
+
+    monkeypatch.setattr(doctor, "run_module", run_module)
+    assert check("readback").status is Status.OK
+    seen = check("Vulkan layer")
+    assert (seen.status, seen.remedy) == (Status.FAIL, "use profile --no-layer; please report this")
+    assert "killed by signal 11: boom" in seen.reason
+
+
 # ---- the cache
 
 
@@ -295,3 +369,15 @@ def test_a_cache_that_is_not_writable_fails(machine: Machine, monkeypatch: pytes
     monkeypatch.setattr(doctor.os, "access", lambda _path, _mode: False)
     failed = check("cache")
     assert failed.status is Status.FAIL and "GGML_ASYNC_CACHE" in failed.remedy
+
+
+def test_what_the_cache_holds_is_listed_piece_by_piece(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check("cache: demo model").status is Status.SKIP
+    rows = [
+        {"name": "runtime", "path": Path("/c/r"), "status": "ok", "bytes": 73_000_000},
+        {"name": "demo model", "path": Path("/c/d"), "status": "damaged", "bytes": 1},
+    ]
+    monkeypatch.setattr(fetch, "cache_report", lambda: rows)
+    assert check("cache: runtime") == Check("cache: runtime", Status.OK, "/c/r: 73 MB")
+    damaged = check("cache: demo model")
+    assert damaged.status is Status.WARN and "/c/d" in damaged.reason
