@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ggml_async import models
+from ggml_async import models, native
 from ggml_async.llama import LlamaLibrary
 
 from .conftest import CHILD_TIMEOUT
@@ -66,6 +68,68 @@ def test_counts_and_logits_of_a_mixture_of_experts(llama: LlamaLibrary, model_pa
         assert test["arms"]["async"]["issue_us"]["mean"] > 0
         assert test["arms"]["stock"]["device_wait_us"]["mean"] > 0
         assert test["arms"]["async"]["device_wait_us"] is None
+
+
+def check_fence_waits(arm: dict[str, Any], splits: int) -> None:
+    """What must hold in every run. How many polls a wait takes, and whether there is one, is the driver's timing."""
+    waits, submits = arm["fence_waits_by_cause"], arm["queue_submits_by_cause"]
+    assert sum(waits.values()) == pytest.approx(arm["fence_waits_per_token"])
+    assert sum(submits.values()) == pytest.approx(arm["queue_submits_per_token"])
+    assert arm["wait_calls_per_token"] >= arm["fence_waits_per_token"]
+    assert arm["queue_submits_per_token"] > splits
+    assert arm["fence_wait_us"]["mean"] > 0
+    assert arm["fence_wait_us"]["p99"] is None
+
+
+def test_fence_waits_are_one_a_cpu_split_and_at_most_three_more(
+    llama: LlamaLibrary, model_path: Path, tmp_path: Path
+) -> None:
+    arguments = ("-n", "3", "-ncmoe", "0,half,all", *SETTINGS, "--arms", "stock,async,off", "-o", "json")
+    code, out, err = profile(model_path, *arguments, llama=llama, cwd=tmp_path)
+    assert code == 0, err
+    document = json.loads(out)
+    assert Path(document["host"]["vulkan_layer"]).name == "libVkLayer_ggml_async_waits.so"
+    assert not [w for w in document["warnings"] if "layer" in w["code"]]
+    for test in document["tests"]:
+        splits = test["config"]["n_cpu_moe"]
+        stock, queued, off = (test["arms"][arm] for arm in ("stock", "async", "off"))
+        for arm in (stock, queued, off):
+            check_fence_waits(arm, splits)
+        assert queued["fence_waits_per_token"] <= splits + 3
+        assert queued["fence_waits_by_cause"].get("readback", 0) <= splits
+        # the same graph: each pair of reads of a split is submitted alone in stock, together in async
+        assert stock["queue_submits_per_token"] - queued["queue_submits_per_token"] == splits
+        assert off["queue_submits_per_token"] == stock["queue_submits_per_token"]
+        assert set(off["fence_waits_by_cause"]) == {"elsewhere"}
+        if splits:
+            assert stock["fence_waits_per_token"] > queued["fence_waits_per_token"]
+            # a stock readback is a submit and a wait of its own
+            assert stock["queue_submits_by_cause"]["readback"] >= 2 * splits
+        else:
+            assert "readback" not in stock["queue_submits_by_cause"]
+
+
+@pytest.mark.parametrize("how", ["flag", "not built"])
+def test_without_the_layer_its_figures_are_null_and_it_says_why(
+    llama: LlamaLibrary, model_path: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "flag":
+        flags, words = ("--no-layer",), "--no-layer"
+    else:
+        # a plug-in of its own, beside which there is no layer, as built without the Vulkan headers
+        shutil.copy(native.library_path(), tmp_path / "libggml-async.so")
+        shutil.copy(native.library_path().parent / "ggml_async.h", tmp_path)
+        monkeypatch.setenv("GGML_ASYNC_LIBRARY", str(tmp_path / "libggml-async.so"))
+        flags, words = (), "are not beside"
+    code, out, err = profile(model_path, "-n", "2", *SETTINGS, *flags, "-o", "json", llama=llama, cwd=tmp_path)
+    assert code == 0, err
+    document = json.loads(out)
+    (warning,) = [w for w in document["warnings"] if w["code"] == "no_layer"]
+    assert words in warning["message"] and warning["message"] in err
+    assert document["host"]["vulkan_layer"] is None
+    for arm in document["tests"][0]["arms"].values():
+        assert arm["fence_waits_per_token"] is arm["queue_submits_per_token"] is arm["fence_wait_us"] is None
+        assert arm["readbacks_per_token"] > 0
 
 
 def test_without_a_format_it_prints_the_table_and_keeps_the_json(
