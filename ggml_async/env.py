@@ -13,6 +13,14 @@ class Env(Enum):
     LLAMA = ("GGML_ASYNC_LLAMA", "folder of the llama.cpp libraries to use, as --llama")
     LIBRARY = ("GGML_ASYNC_LIBRARY", "path of another build of libggml-async.so for the Python package to load")
     CACHE = ("GGML_ASYNC_CACHE", "folder for the fetched runtime and models instead of the user's cache folder")
+    CAPTURE = ("GGML_ASYNC_CAPTURE", "file that plug-in and layer append their capture to; run sets it")
+    CAPTURE_LIMIT = (
+        "GGML_ASYNC_CAPTURE_LIMIT",
+        "size in MiB at which a capture goes on with counters only (default 256)",
+    )
+    CONTROL = ("GGML_ASYNC_CONTROL", "1: the plug-in can be reached by switch; run sets it")
+    HOOK = ("GGML_ASYNC_HOOK", "path of the plug-in for run's Python import hook; run sets it")
+    DEBUG = ("GGML_ASYNC_DEBUG", "1: the import hook says on stderr what it attached to, or why not")
     BACKEND_PATH = ("GGML_BACKEND_PATH", "ggml's own: the out-of-tree backend that programs load; ours goes here")
     VK_VISIBLE_DEVICES = (
         "GGML_VK_VISIBLE_DEVICES",

@@ -12,6 +12,9 @@ class ExitCode(IntEnum):
     FAILED = 1  #: it was tried and did not work
     USAGE = 2  #: bad flags or bad input
     NOT_INSTRUMENTED = 3  #: the plug-in did not load, or saw nothing it should have seen
+    RUN_FAILED = 125  #: run: the program was not started, for a reason of ours
+    NOT_EXECUTABLE = 126  #: run: the program was found but cannot be executed
+    PROGRAM_NOT_FOUND = 127  #: run: there is no such program
     INTERRUPTED = 130  #: SIGINT; partial results were kept and are marked
 
 

@@ -16,6 +16,8 @@ from ggml_async.errors import ExitCode, GgmlAsyncError
 
 #: name: (module, attribute, one line for --help). A module is imported only when its command runs.
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "run": ("ggml_async.cli.run", "run", "Run a program with the plug-in, the Vulkan layer and a capture."),
+    "switch": ("ggml_async.cli.switch", "switch", "Set the mode of a program that is running."),
     "profile": ("ggml_async.cli.profile", "profile", "Measure what each readback costs, stock against async."),
     "doctor": ("ggml_async.cli.doctor", "doctor", "Check this machine, the plug-in and the llama.cpp it finds."),
 }

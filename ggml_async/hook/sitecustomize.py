@@ -1,0 +1,137 @@
+"""Attaches ggml-async to any ggml that this Python program loads. Put on PYTHONPATH by `ggml-async run`, for that run.
+
+Bindings with compiled-in backends never read GGML_BACKEND_PATH. So after every import of an extension module from
+outside the standard library, and every ctypes.CDLL, the plug-in looks for a ggml it is not attached to yet. Any Python
+from 3.8 on may run this, with nothing installed: standard library only. It must never break or slow the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing itself is not needed, and takes time to import
+if TYPE_CHECKING:
+    from typing import Any
+
+_HOOK = "GGML_ASYNC_HOOK"  # path of libggml-async.so
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TRIES = 3
+
+
+def _debug(text: str) -> None:
+    if os.environ.get("GGML_ASYNC_DEBUG"):
+        sys.stderr.write("ggml-async hook: %s\n" % text)
+
+
+class _Attacher:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.library: Any = None
+        self.tries: dict[bytes, int] = {}
+        self.busy = False
+
+    def look(self) -> None:
+        """Attaches to what is new. Errors are the capture's to tell (REFUSED), never the program's."""
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            self._look()
+        except Exception as error:
+            _debug("%s: %s" % (type(error).__name__, error))
+        finally:
+            self.busy = False
+
+    def _look(self) -> None:
+        import ctypes
+
+        if self.library is None:
+            self.library = ctypes.CDLL(self.path)
+            self.library.ggml_async_last_error.restype = ctypes.c_char_p
+        buffer = ctypes.create_string_buffer(65536)
+        if self.library.ggml_async_find(buffer, ctypes.c_size_t(len(buffer))) <= 0:
+            return
+        for name in buffer.value.split(b"\n"):
+            # A ggml without backends yet may have them at the next look.
+            if name and self.tries.get(name, 0) < _TRIES:
+                host = self.library.ggml_async_attach(name)
+                self.tries[name] = _TRIES if host >= 0 else self.tries.get(name, 0) + 1
+                _debug("%r: %s" % (name, host if host >= 0 else self.library.ggml_async_last_error().decode()))
+
+
+def _watch_extensions(attacher: _Attacher) -> None:
+    from importlib.machinery import ExtensionFileLoader
+
+    standard = os.path.dirname(os.__file__)
+    exec_module = ExtensionFileLoader.exec_module
+
+    def exec_and_look(self: Any, module: Any) -> None:
+        exec_module(self, module)
+        path = getattr(self, "path", "")
+        if not path.startswith(standard) or "-packages" in path:
+            attacher.look()
+
+    ExtensionFileLoader.exec_module = exec_and_look  # type: ignore[method-assign]
+
+
+class _CtypesFinder:
+    """Waits for the program to import ctypes, so that programs without it are spared."""
+
+    def __init__(self, attacher: _Attacher) -> None:
+        self.attacher = attacher
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "ctypes":
+            return None
+        from importlib.machinery import PathFinder
+
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        attacher, exec_module = self.attacher, spec.loader.exec_module
+
+        def exec_and_watch(module: Any) -> None:
+            exec_module(module)
+            init = module.CDLL.__init__
+
+            def init_and_look(self: Any, *args: Any, **kwargs: Any) -> None:
+                init(self, *args, **kwargs)
+                if getattr(self, "_name", None):
+                    attacher.look()
+
+            module.CDLL.__init__ = init_and_look
+
+        spec.loader.exec_module = exec_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    path = os.environ.get(_HOOK)
+    if not path:
+        return
+    attacher = _Attacher(path)
+    _watch_extensions(attacher)
+    sys.meta_path.insert(0, _CtypesFinder(attacher))
+
+
+def _next_sitecustomize() -> None:
+    """The user's own, as if this one were not there."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+try:
+    _install()
+except Exception as error:
+    _debug("%s: %s" % (type(error).__name__, error))
+_next_sitecustomize()
