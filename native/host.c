@@ -311,7 +311,7 @@ static int ga_prove(struct ga_host * host) {
         cpu = api->ggml_backend_dev_type(dev) == GA_DEVICE_TYPE_CPU ? dev : NULL;
     }
     if (!cpu) {
-        return ga_fail(GGML_ASYNC_ERR_NOT_GGML, "the ggml in %s has no CPU device yet\nload its backends first (ggml_backend_load_all)", host->library);
+        return ga_fail(GGML_ASYNC_ERR_TOO_EARLY, "the ggml in %s has no CPU device yet\nload its backends first (ggml_backend_load_all)", host->library);
     }
     host->api_version = *(const int *) api->ggml_backend_dev_backend_reg(cpu);
     bool known_version = false;

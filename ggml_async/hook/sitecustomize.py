@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 _HOOK = "GGML_ASYNC_HOOK"  # path of libggml-async.so
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_TRIES = 3
+#: enum ggml_async_status: the ggml has not loaded its CPU backend yet.
+_TOO_EARLY = -8
+#: Functions of ggml and llama.cpp, as bindings name them again, after which a ggml has its backends.
+_LOADERS = ("ggml_backend_load", "ggml_backend_reg", "llama_backend_init", "llama_model_load", "llama_load_model")
 
 
 def _debug(text: str) -> None:
@@ -28,7 +31,8 @@ class _Attacher:
     def __init__(self, path: str) -> None:
         self.path = path
         self.library: Any = None
-        self.tries: dict[bytes, int] = {}
+        self.done: set[bytes] = set()
+        self.early = False  # a ggml had no backends yet
         self.busy = False
 
     def look(self) -> None:
@@ -53,11 +57,30 @@ class _Attacher:
         if self.library.ggml_async_find(buffer, ctypes.c_size_t(len(buffer))) <= 0:
             return
         for name in buffer.value.split(b"\n"):
-            # A ggml without backends yet may have them at the next look.
-            if name and self.tries.get(name, 0) < _TRIES:
+            if name and name not in self.done:
                 host = self.library.ggml_async_attach(name)
-                self.tries[name] = _TRIES if host >= 0 else self.tries.get(name, 0) + 1
+                self.early = host == _TOO_EARLY
+                if not self.early:
+                    self.done.add(name)
                 _debug("%r: %s" % (name, host if host >= 0 else self.library.ggml_async_last_error().decode()))
+
+    def wrap_loaders(self, module: Any) -> None:
+        """Looks again after the binding's own functions that load backends."""
+        for name in dir(module):
+            function = getattr(module, name)
+            if name.startswith(_LOADERS) and callable(function) and not isinstance(function, type):
+                setattr(module, name, self._and_look(function))
+
+    def _and_look(self, function: Any) -> Any:
+        from functools import update_wrapper
+
+        def call_and_look(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if self.early:
+                self.look()
+            return result
+
+        return update_wrapper(call_and_look, function)
 
 
 def _watch_extensions(attacher: _Attacher) -> None:
@@ -71,6 +94,8 @@ def _watch_extensions(attacher: _Attacher) -> None:
         path = getattr(self, "path", "")
         if not path.startswith(standard) or "-packages" in path:
             attacher.look()
+            if attacher.early:
+                attacher.wrap_loaders(module)
 
     ExtensionFileLoader.exec_module = exec_and_look  # type: ignore[method-assign]
 

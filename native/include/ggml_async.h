@@ -38,6 +38,7 @@ enum ggml_async_status {
     GGML_ASYNC_ERR_NO_MEMORY   = -5,  // an allocation of ours failed
     GGML_ASYNC_ERR_LIMIT       = -6,  // too many hosts or devices
     GGML_ASYNC_ERR_BUSY        = -7,  // a stage is open on another thread; it takes effect when that closes
+    GGML_ASYNC_ERR_TOO_EARLY   = -8,  // the host has not loaded its CPU backend yet: try again when it has
 };
 
 enum ggml_async_mode {

@@ -61,7 +61,7 @@ static void a_host_that_lacks_a_function_is_refused_by_its_name(void) {
 }
 
 static void a_host_without_a_cpu_device_is_refused(void) {
-    check_refused("no-cpu", GGML_ASYNC_ERR_NOT_GGML, "no CPU device");
+    check_refused("no-cpu", GGML_ASYNC_ERR_TOO_EARLY, "no CPU device");
 }
 
 static void check_accepted(const char * variant, int api_version, const char * version) {
