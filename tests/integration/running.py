@@ -16,9 +16,12 @@ from ggml_async.capture import Capture
 Command = Sequence[str | Path]
 #: Seconds for one program: the first run on a machine compiles every shader for lavapipe, on two cores.
 TIMEOUT = 400
-COMMAND_LINE = [sys.executable, "-m", "ggml_async.cli.main"]
-#: Where this package lies: `-m ggml_async` must find it from every folder.
-ROOT = Path(native.__file__).parents[1]
+#: This package's command from every folder, and with nothing on PYTHONPATH that the user's program would see.
+COMMAND_LINE = [
+    sys.executable, "-c",
+    f"import sys; sys.path.insert(0, {str(Path(native.__file__).parents[1])!r}); sys.argv[0] = 'ggml-async'; "
+    "from ggml_async.cli.main import main; main()",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,15 @@ class Done:
 
 
 def environment(extra: Mapping[str, str] | None = None, path: Sequence[Path] = ()) -> dict[str, str]:
-    """Lavapipe listed and quick, none of our variables; `path` goes on PYTHONPATH."""
+    """Lavapipe listed and quick, none of our variables; PYTHONPATH is `path`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GGML_ASYNC", "GGML_BACKEND_PATH"))}
     env.setdefault("GGML_VK_VISIBLE_DEVICES", "0")
     env.setdefault("GGML_VK_DISABLE_FUSION", "1")
     if cache := os.environ.get("GGML_ASYNC_CACHE"):
         env["GGML_ASYNC_CACHE"] = cache
-    env["PYTHONPATH"] = os.pathsep.join(str(part) for part in (*path, ROOT))
+    env.pop("PYTHONPATH", None)
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(map(str, path))
     return {**env, **(extra or {})}
 
 
