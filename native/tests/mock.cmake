@@ -7,5 +7,6 @@ add_library(ggml-mock SHARED
     ${CMAKE_CURRENT_LIST_DIR}/mock_memory.c
     ${CMAKE_CURRENT_LIST_DIR}/mock_queue.c)
 target_include_directories(ggml-mock PRIVATE ${CMAKE_CURRENT_LIST_DIR})
+target_compile_definitions(ggml-mock PRIVATE _GNU_SOURCE)
 target_link_libraries(ggml-mock PRIVATE ${CMAKE_DL_LIBS} Threads::Threads)
 target_link_options(ggml-mock PRIVATE -Wl,--no-undefined -Wl,-Bsymbolic)

@@ -1,6 +1,5 @@
 // The mock devices: ggml's backend, device and registry interfaces, and the door that a host comes in by.
 
-#define _GNU_SOURCE
 #include "mock_internal.h"
 
 #include <dlfcn.h>

@@ -13,9 +13,7 @@ enum { MOCK_STATUS_FAILED = -1, MOCK_STATUS_SUCCESS = 0 };
 
 // ggml's interfaces, a word per member. Only the buffer type's differs: API 3 has two members more in its middle.
 struct mock_buffer_type {
-    void             * iface[8];        // API 2: 6 members, the device and the context follow at once
-    struct mock_device * device;
-    void             * context;
+    void * words[10];       // 6 or 8 members, then the device and the context
 };
 
 enum { MOCK_BUFFER_SLOTS = 11, MOCK_BACKEND_SLOTS = 16, MOCK_DEVICE_SLOTS = 15, MOCK_REG_SLOTS = 4 };

@@ -167,11 +167,11 @@ static bool mock_is_host(ggml_backend_buffer_type_t buft) {
 static void mock_type_init(struct mock_buffer_type * type, struct mock_device * device, void * get_name, void * alloc, void * is_host) {
     const bool api2 = mock_host.api_version == 2;
     memset(type, 0, sizeof(*type));
-    type->iface[0]            = get_name;
-    type->iface[1]            = alloc;
-    type->iface[api2 ? 2 : 3] = (void *) mock_alignment;
-    type->iface[api2 ? 5 : 7] = is_host;
-    ((void **) type)[api2 ? 6 : 8] = device;
+    type->words[0]            = get_name;
+    type->words[1]            = alloc;
+    type->words[api2 ? 2 : 3] = (void *) mock_alignment;
+    type->words[api2 ? 5 : 7] = is_host;
+    type->words[api2 ? 6 : 8] = device;
 }
 
 void mock_memory_init(struct mock_device * device) {
