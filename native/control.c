@@ -17,7 +17,7 @@
 
 enum { GA_CONTROL_SIZE = 4096 };
 
-// docs/switch.md has it, ggml_async/control.py reads it. Modes are stored + 1, so that 0 is "nothing asked yet".
+// docs/switch.md has it, ggml_async/control.py reads it. Modes are stored + 1, so that 0 is "nothing asked".
 struct ga_control {
     char              magic[8];
     uint32_t          pid;
@@ -34,17 +34,17 @@ static _Atomic(struct ga_control *) ga_control;     // written under ga_lock
 
 static void * ga_control_thread(void * argument) {
     struct ga_control * control = argument;
-    uint32_t seen = 0;
     for (;;) {
-        const uint32_t wanted = atomic_load(&control->wanted);
-        if (wanted != seen) {
-            seen = wanted;
-            // Publishes what was applied by itself (ga_control_update).
-            if (ggml_async_set_mode(-1, (int) wanted - 1) != GGML_ASYNC_OK) {
-                ga_log(NULL, GA_LOG_LEVEL_WARN, "the control word asks for mode %d, which there is not: ignored", (int) wanted - 1);
-            }
+        // Taken out, so that asking for the same again is a change: the program may have set another mode meanwhile.
+        const uint32_t wanted = atomic_exchange(&control->wanted, 0);
+        if (!wanted) {
+            syscall(SYS_futex, &control->wanted, FUTEX_WAIT, 0, NULL, NULL, 0);
+            continue;
         }
-        syscall(SYS_futex, &control->wanted, FUTEX_WAIT, seen, NULL, NULL, 0);
+        // Publishes what was applied by itself (ga_control_update).
+        if (ggml_async_set_mode(-1, (int) wanted - 1) != GGML_ASYNC_OK) {
+            ga_log(NULL, GA_LOG_LEVEL_WARN, "the control word asks for mode %d, which there is not: ignored", (int) wanted - 1);
+        }
     }
     return NULL;
 }

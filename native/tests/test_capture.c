@@ -390,6 +390,20 @@ static void the_control_word_switches_every_host(void) {
     world_close(&w);
 }
 
+static void asking_again_for_the_same_counts(void) {
+    setenv("GGML_ASYNC_CONTROL", "1", 1);
+    struct world w;
+    world_open(&w, 1, FAKE_GPU0);
+    uint32_t * page = control_page();
+    ask(page, GGML_ASYNC_MODE_STOCK + 1);
+    CHECK_INT(ggml_async_set_mode(w.host, GGML_ASYNC_MODE_OFF), GGML_ASYNC_OK);
+    CHECK_INT(page[4], GGML_ASYNC_MODE_OFF + 1);
+    ask(page, GGML_ASYNC_MODE_STOCK + 1);
+    CHECK_INT(page[4], GGML_ASYNC_MODE_STOCK + 1);
+    CHECK_INT(ggml_async_get_mode(w.host), GGML_ASYNC_MODE_STOCK);
+    world_close(&w);
+}
+
 static void a_mode_that_there_is_not_is_ignored(void) {
     setenv("GGML_ASYNC_CONTROL", "1", 1);
     struct world w;
@@ -428,6 +442,7 @@ static const struct test tests[] = {
     TEST(without_the_variable_there_is_no_capture_and_no_thread),
     TEST(several_threads_write_whole_records),
     TEST(the_control_word_switches_every_host),
+    TEST(asking_again_for_the_same_counts),
     TEST(a_mode_that_there_is_not_is_ignored),
     TEST(without_the_variable_there_is_no_control_page),
 };
