@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ggml_async import fields, native
+from ggml_async import fields, native, verify_fields
 from ggml_async.cli.main import main
 from ggml_async.env import Env
 from ggml_async.errors import ExitCode
@@ -83,18 +83,26 @@ def check_declines() -> list[str]:
     )
 
 
+#: Pages that are generated: the module whose `reference` makes each.
+FIELD_PAGES = {"profile-fields.md": fields, "verify-fields.md": verify_fields}
+
+
 def check_fields() -> list[str]:
-    """docs/profile-fields.md is what fields.py generates."""
-    page = DOCS / "profile-fields.md"
-    if page.is_file() and page.read_text(encoding="utf-8") == fields.reference():
-        return []
-    return ["docs/profile-fields.md is not what fields.py generates: run `python tools/check_docs.py --write`"]
+    """The pages of fields are what their tables generate."""
+    problems = []
+    for name, module in FIELD_PAGES.items():
+        page = DOCS / name
+        if not page.is_file() or page.read_text(encoding="utf-8") != module.reference():
+            source = module.__name__.replace(".", "/")
+            problems.append(f"docs/{name} is not what {source}.py generates: run `python tools/check_docs.py --write`")
+    return problems
 
 
 def run() -> int:
     """All checks; prints each problem. Returns the exit code."""
     if "--write" in sys.argv[1:]:
-        (DOCS / "profile-fields.md").write_text(fields.reference(), encoding="utf-8")
+        for name, module in FIELD_PAGES.items():
+            (DOCS / name).write_text(module.reference(), encoding="utf-8")
     problems = check_commands() + check_environment() + check_exit_codes() + check_declines() + check_fields()
     for problem in problems:
         print(f"check_docs: {problem}", file=sys.stderr)

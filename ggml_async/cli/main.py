@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("ggml_async.cli.run", "run", "Run a program with the plug-in, the Vulkan layer and a capture."),
     "switch": ("ggml_async.cli.switch", "switch", "Set the mode of a program that is running."),
     "profile": ("ggml_async.cli.profile", "profile", "Measure what each readback costs, stock against async."),
+    "verify": ("ggml_async.cli.verify", "verify", "Prove that async changes no bit of any logit, on real text."),
     "doctor": ("ggml_async.cli.doctor", "doctor", "Check this machine, the plug-in and the llama.cpp it finds."),
 }
 
