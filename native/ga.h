@@ -278,6 +278,9 @@ void    ga_lock(void);
 void    ga_unlock(void);
 void  * ga_calloc(size_t n, size_t size);
 
+// find.c: a handle on an object that is loaded already, never a fresh load
+void *           ga_open_loaded(const char * path);
+
 // host.c
 int              ga_host_attach_library(const char * library);
 int              ga_host_attach_address(const void * address);

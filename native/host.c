@@ -4,12 +4,10 @@
 #include "ga.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static struct ga_host ga_hosts[GA_MAX_HOSTS];
 static _Atomic(int)   ga_n_hosts;
@@ -105,80 +103,6 @@ static bool ga_is_code(const void * address) {
 static const void * ga_base_of(const void * address) {
     Dl_info info;
     return dladdr(address, &info) ? info.dli_fbase : NULL;
-}
-
-// A handle on an object that is already loaded, never a fresh load. The main program has no name to open it by.
-static void * ga_open_loaded(const char * path) {
-    void * handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-    if (handle || !path) {
-        return handle;
-    }
-    char self[PATH_MAX], given[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (n > 0 && realpath(path, given)) {
-        self[n] = 0;
-        if (!strcmp(self, given)) {
-            return dlopen(NULL, RTLD_LAZY);
-        }
-    }
-    return NULL;
-}
-
-struct ga_names {
-    char ** names;
-    int     n;
-};
-
-static int ga_collect_name(struct dl_phdr_info * info, size_t size, void * user_data) {
-    (void) size;
-    struct ga_names * list = user_data;
-    char ** names = realloc(list->names, (size_t) (list->n + 1)*sizeof(*names));
-    if (names) {
-        list->names = names;
-        char self[PATH_MAX];
-        const char * name = info->dlpi_name;
-        if (!name || !*name) {
-            const ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-            self[n > 0 ? n : 0] = 0;
-            name = self;
-        }
-        names[list->n] = strdup(name);
-        list->n += names[list->n] != NULL;
-    }
-    return 0;
-}
-
-int ggml_async_find(char * buffer, size_t size) {
-    struct ga_names list = { NULL, 0 };
-    dl_iterate_phdr(ga_collect_name, &list);
-    int    found = 0;
-    size_t used  = 0;
-    if (buffer && size) {
-        buffer[0] = 0;
-    }
-    for (int i = 0; i < list.n; i++) {
-        void * handle = ga_open_loaded(list.names[i]);
-        if (handle) {
-            void * symbol = dlsym(handle, "ggml_backend_dev_count");
-            Dl_info info;
-            // dlsym looks into dependencies too; only the library that holds the function itself counts
-            char real_a[PATH_MAX], real_b[PATH_MAX];
-            if (symbol && dladdr(symbol, &info) && realpath(info.dli_fname, real_a) && realpath(list.names[i], real_b) && !strcmp(real_a, real_b)) {
-                const size_t length = strlen(list.names[i]);
-                if (buffer && used + length + 2 <= size) {
-                    memcpy(buffer + used, list.names[i], length);
-                    used += length;
-                    buffer[used++] = '\n';
-                    buffer[used]   = 0;
-                }
-                found++;
-            }
-            dlclose(handle);
-        }
-        free(list.names[i]);
-    }
-    free(list.names);
-    return found;
 }
 
 //

@@ -229,6 +229,31 @@ static void attaching_without_a_name_lists_several_hosts(void) {
     CHECK_TEXT(tiny, "");
 }
 
+static void hosts_are_found_as_they_come_and_go(void) {
+    char names[4096];
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 0);
+    void * other = dlopen("libpthread.so.0", RTLD_NOW);     // something that holds none
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 0);
+    void * second = dlopen(SECOND_COPY_PATH, RTLD_NOW | RTLD_LOCAL);
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 0);
+    world_fake("api2", 0);
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 1);
+    CHECK(strstr(names, "libfake-ggml-api2.so\n"));
+    world_fake("api3", 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(ggml_async_find(names, sizeof(names)), 2);
+        CHECK(strstr(names, "libfake-ggml-api2.so\n") && strstr(names, "libfake-ggml-api3.so\n"));
+    }
+    void * gone = dlopen(world_path("api9"), RTLD_NOW | RTLD_LOCAL);
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 3);
+    dlclose(gone);
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 2);
+    CHECK(!strstr(names, "api9"));
+    gone = dlopen(world_path("api9"), RTLD_NOW | RTLD_LOCAL);
+    CHECK_INT(ggml_async_find(names, sizeof(names)), 3);
+    CHECK(gone && second && other);
+}
+
 static void a_refused_host_does_not_use_up_a_place(void) {
     world_log_capture();
     world_fake("api9", 0);
@@ -337,6 +362,7 @@ static const struct test tests[] = {
     TEST(attaching_to_nothing_says_what_to_do),
     TEST(attaching_without_a_name_takes_the_only_host),
     TEST(attaching_without_a_name_lists_several_hosts),
+    TEST(hosts_are_found_as_they_come_and_go),
     TEST(a_refused_host_does_not_use_up_a_place),
     TEST(the_environment_sets_the_first_mode),
     TEST(a_bad_mode_in_the_environment_means_off_and_is_said),
