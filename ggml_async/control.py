@@ -18,7 +18,7 @@ import psutil
 
 from .env import Env
 from .errors import ExitCode, GgmlAsyncError
-from .native import Mode
+from .library import Mode
 
 _MAGIC = b"GACTRL01"
 _SIZE = 4096

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from enum import Enum
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -20,25 +19,17 @@ from typing import Any
 import numpy as np
 from cffi import FFI
 
-from .env import Env
 from .errors import ExitCode, GgmlAsyncError, UsageError
+from .library import Mode as Mode  # noqa: PLC0414 -- theirs, under our name too
+from .library import library_path as library_path  # noqa: PLC0414
 
 #: Must equal GGML_ASYNC_ABI_VERSION of the library that is loaded.
 ABI_VERSION = 1
 
-_LIBRARY = "libggml-async.so"
 _HEADER = "ggml_async.h"
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 log = logging.getLogger("ggml_async.native")
-
-
-class Mode(str, Enum):
-    """What the plug-in does: nothing, measure llama.cpp's own path, or read back asynchronously."""
-
-    OFF = "off"
-    STOCK = "stock"
-    ASYNC = "async"
 
 
 @dataclass(frozen=True)
@@ -54,25 +45,6 @@ class HostInfo:
     attached: bool
     n_devices: int
     n_backends: int
-
-
-def library_path() -> Path:
-    """Path of ``libggml-async.so``: GGML_ASYNC_LIBRARY, else the one installed with this package.
-
-    Raises:
-        GgmlAsyncError: there is none; the package was not built.
-    """
-    override = Env.LIBRARY.get()
-    path = Path(override) if override else Path(str(resources.files("ggml_async") / "_native" / _LIBRARY))
-    if not path.is_file():
-        raise GgmlAsyncError(
-            f"the native library is not there: {path}",
-            f"{Env.LIBRARY.key} must name a {_LIBRARY}"
-            if override
-            else "install the package (make install, or pip install .)",
-            ExitCode.NOT_INSTRUMENTED,
-        )
-    return path.resolve()
 
 
 def _declarations(library: Path) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from . import layer, native
+from . import layer
 from .env import Env
 from .errors import ExitCode, GgmlAsyncError, UsageError
-from .native import Mode
+from .library import Mode, library_path
 
 #: Default size of a capture, MiB; native/capture.h has the same.
 CAPTURE_LIMIT = 256
@@ -109,7 +109,7 @@ def environment(options: Options, capture: Path, environ: Mapping[str, str]) -> 
     Raises:
         GgmlAsyncError: the plug-in is not built, or GGML_ASYNC names no mode.
     """
-    library = str(native.library_path())
+    library = str(library_path())
     notes: list[str] = []
     changes = {
         Env.MODE.key: _mode(options, environ).value,

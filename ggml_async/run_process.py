@@ -18,7 +18,6 @@ from pathlib import Path
 
 from .errors import ExitCode, GgmlAsyncError
 
-_STOPPED = {signal.SIGTSTP}
 #: Signals that are passed on. SIGKILL and SIGSTOP cannot be; the terminal tells the group of its size by itself.
 _PASSED = {
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
@@ -28,53 +27,68 @@ _PASSED = {
 _GROUP_DELAY = 0.005
 
 
-class _Witness:
+class _Cat:
     """`cat` on a pipe of ours, with every signal blocked; it ends when we do, however that is."""
 
     def __init__(self) -> None:
-        self._pid: int | None = None
-        self._pipe = -1
-        self._start()
-
-    def _start(self) -> None:
-        read, write = os.pipe()
+        read, self._pipe = os.pipe()
         quiet = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_WRONLY, 0) for n in (1, 2)]
         try:
             self._pid = os.posix_spawnp(
                 "cat", ["cat"], {"PATH": os.defpath}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0), *quiet],
                 setsigmask=signal.valid_signals(),
             )  # fmt: skip
-            self._pipe = write
-        except OSError:  # a system without cat: every signal is taken for ours alone
-            os.close(write)
-            self._pid = None
+        except OSError:
+            os.close(self._pipe)
+            raise
         finally:
             os.close(read)
 
-    def saw(self, number: int) -> bool:
-        """Whether the whole group was sent this signal. Starts another witness if so: this one keeps it pending."""
-        if self._pid is None:
-            return False
-        time.sleep(_GROUP_DELAY)
+    def pending(self) -> set[int]:
+        """Signals that it was sent and has not taken: all that it ever was sent."""
         try:
             status = Path(f"/proc/{self._pid}/status").read_text()
         except OSError:
-            return False
+            return set()
         masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
-        group = any(mask >> (number - 1) & 1 for mask in masks)
-        if group:
-            self.stop()
-            self._start()
+        return {number for number in _PASSED if any(mask >> (number - 1) & 1 for mask in masks)}
+
+    def stop(self) -> None:
+        os.close(self._pipe)
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+class _Witness:
+    """Tells a signal to the whole group from one to us. A signal stays pending in a `cat`, so each serves once."""
+
+    def __init__(self) -> None:
+        self._cat: _Cat | None = None
+        self._seen: set[int] = set()  # by an earlier one, and not asked for yet
+        with contextlib.suppress(OSError):  # a system without cat: every signal is taken for ours alone
+            self._cat = _Cat()
+
+    def saw(self, number: int) -> bool:
+        """Whether the whole group was sent this signal."""
+        if self._cat is None:
+            return False
+        time.sleep(_GROUP_DELAY)
+        group = number in self._seen
+        self._seen.discard(number)
+        if number in self._cat.pending():
+            group = True
+            # The next one is there before this one goes: what comes meanwhile is in one of them at least.
+            after = _Cat()
+            self._seen |= self._cat.pending() - {number}
+            self._cat.stop()
+            self._cat = after
         return group
 
     def stop(self) -> None:
         """Ends it."""
-        if self._pid is None:
-            return
-        os.close(self._pipe)
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        self._pid = None
+        if self._cat is not None:
+            self._cat.stop()
+            self._cat = None
 
 
 def _spawn(path: str, argv: Sequence[str], environ: Mapping[str, str], mask: set[signal.Signals]) -> int:
@@ -99,8 +113,11 @@ def _pass_on(number: int, child: int, witness: _Witness) -> None:
     if not witness.saw(number):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(child, number)
-    if number in _STOPPED:
-        os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for us to stop as the program did
+    if number == signal.SIGTSTP:
+        # The shell waits for us to stop as the program did. By the signal itself: an orphaned group stops for none.
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
 def execute(path: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -11,7 +11,7 @@ import click
 from .. import run as runner
 from ..env import Env
 from ..errors import ExitCode, GgmlAsyncError
-from ..native import Mode
+from ..library import Mode
 from ..run_env import CAPTURE_LIMIT, Options
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .. import control
-from ..native import Mode
+from ..library import Mode
 
 
 @click.command()

@@ -156,7 +156,7 @@ def test_the_record_type_is_the_c_struct(loaded: native._Native) -> None:
     dtype = loaded.record_dtype
     assert dtype.itemsize == loaded.ffi.sizeof("struct ggml_async_record") == 176
     assert dtype["name"].itemsize == 64 and dtype["t_ns"] == np.dtype("<i8")
-    assert dtype.names is not None and len(dtype.names) == 19
+    assert dtype.names is not None and len(dtype.names) == 21
 
 
 def test_a_recorder_starts_reads_and_stops_and_may_do_so_again(loaded: native._Native) -> None:
