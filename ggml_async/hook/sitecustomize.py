@@ -34,18 +34,21 @@ class _Attacher:
         self.done: set[bytes] = set()
         self.early = False  # a ggml had no backends yet
         self.busy = False
+        self.wanted = False
 
     def look(self) -> None:
         """Attaches to what is new. Errors are the capture's to tell (REFUSED), never the program's."""
-        if self.busy:
-            return
-        self.busy = True
-        try:
-            self._look()
-        except Exception as error:
-            _debug("%s: %s" % (type(error).__name__, error))
-        finally:
-            self.busy = False
+        self.wanted = True
+        # Not a lock: a thread that imports must not wait. Who is at it looks once more.
+        while self.wanted and not self.busy:
+            self.busy = True
+            self.wanted = False
+            try:
+                self._look()
+            except Exception as error:
+                _debug("%s: %s" % (type(error).__name__, error))
+            finally:
+                self.busy = False
 
     def _look(self) -> None:
         import ctypes
@@ -53,23 +56,29 @@ class _Attacher:
         if self.library is None:
             self.library = ctypes.CDLL(self.path)
             self.library.ggml_async_last_error.restype = ctypes.c_char_p
+            self.wanted = False  # that CDLL was ours
         buffer = ctypes.create_string_buffer(65536)
         if self.library.ggml_async_find(buffer, ctypes.c_size_t(len(buffer))) <= 0:
             return
+        self.early = False
         for name in buffer.value.split(b"\n"):
             if name and name not in self.done:
                 host = self.library.ggml_async_attach(name)
-                self.early = host == _TOO_EARLY
-                if not self.early:
+                if host == _TOO_EARLY:
+                    self.early = True
+                else:
                     self.done.add(name)
                 _debug("%r: %s" % (name, host if host >= 0 else self.library.ggml_async_last_error().decode()))
 
     def wrap_loaders(self, module: Any) -> None:
         """Looks again after the binding's own functions that load backends."""
-        for name in dir(module):
-            function = getattr(module, name)
-            if name.startswith(_LOADERS) and callable(function) and not isinstance(function, type):
-                setattr(module, name, self._and_look(function))
+        try:
+            for name in [name for name in vars(module) if name.startswith(_LOADERS)]:
+                function = vars(module)[name]
+                if callable(function) and not isinstance(function, type):
+                    setattr(module, name, self._and_look(function))
+        except Exception as error:  # a module of its own kind
+            _debug("%s: %s" % (type(error).__name__, error))
 
     def _and_look(self, function: Any) -> Any:
         from functools import update_wrapper
@@ -100,6 +109,18 @@ def _watch_extensions(attacher: _Attacher) -> None:
     ExtensionFileLoader.exec_module = exec_and_look  # type: ignore[method-assign]
 
 
+def _watch_ctypes(attacher: _Attacher, module: Any) -> None:
+    init = module.CDLL.__init__
+
+    def init_and_look(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if getattr(self, "_name", None):
+            attacher.look()
+
+    init_and_look.__wrapped__ = init  # type: ignore[attr-defined]
+    module.CDLL.__init__ = init_and_look
+
+
 class _CtypesFinder:
     """Waits for the program to import ctypes, so that programs without it are spared."""
 
@@ -111,22 +132,16 @@ class _CtypesFinder:
             return None
         from importlib.machinery import PathFinder
 
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
-        attacher, exec_module = self.attacher, spec.loader.exec_module
+        exec_module = spec.loader.exec_module
 
         def exec_and_watch(module: Any) -> None:
             exec_module(module)
-            init = module.CDLL.__init__
-
-            def init_and_look(self: Any, *args: Any, **kwargs: Any) -> None:
-                init(self, *args, **kwargs)
-                if getattr(self, "_name", None):
-                    attacher.look()
-
-            module.CDLL.__init__ = init_and_look
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _watch_ctypes(self.attacher, module)
 
         spec.loader.exec_module = exec_and_watch  # type: ignore[method-assign]
         return spec
@@ -138,7 +153,10 @@ def _install() -> None:
         return
     attacher = _Attacher(path)
     _watch_extensions(attacher)
-    sys.meta_path.insert(0, _CtypesFinder(attacher))
+    if "ctypes" in sys.modules:
+        _watch_ctypes(attacher, sys.modules["ctypes"])
+    else:
+        sys.meta_path.insert(0, _CtypesFinder(attacher))
 
 
 def _next_sitecustomize() -> None:
@@ -146,10 +164,12 @@ def _next_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
+    # PYTHONPATH keeps us: children of this program are of its run.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
-        return
+        # What site expects where there is none; and nobody else finds one either.
+        raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
