@@ -116,28 +116,21 @@ def _wake(page: mmap.mmap) -> None:
     del word  # or the page could not be closed
 
 
-def _state(page: mmap.mmap) -> tuple[int, int]:
-    """(applied, number of hosts)"""
-    _, _, applied, _, n_hosts = _FIELDS.unpack_from(page, _FIELDS_AT)
-    return applied, n_hosts
+def _state(page: mmap.mmap) -> tuple[int, int, int]:
+    """(wanted, applied, number of hosts)"""
+    _, wanted, applied, _, n_hosts = _FIELDS.unpack_from(page, _FIELDS_AT)
+    return wanted, applied, n_hosts
 
 
 def _switch_page(pid: int, page: mmap.mmap, mode: Mode, timeout: float) -> Switched:
-    applied, n_hosts = _state(page)
-    if not n_hosts:
-        raise GgmlAsyncError(
-            f"process {pid} has the plug-in, but it is attached to no ggml",
-            "its log or capture says why (ggml-async report)",
-            ExitCode.NOT_INSTRUMENTED,
-        )
+    _, applied, _ = _state(page)
     wanted = _MODES.index(mode) + 1
     before = _MODES[applied - 1] if applied else None
-    # The thread looks for a change of the word: asking twice for the same must be one.
-    struct.pack_into("<I", page, _WANTED_AT, 0 if applied == wanted else wanted)
     struct.pack_into("<I", page, _WANTED_AT, wanted)
     _wake(page)
     until = time.monotonic() + timeout
-    while _state(page)[0] != wanted:
+    # The plug-in takes the word out, then publishes what it has set.
+    while _state(page)[:2] != (0, wanted):
         if time.monotonic() > until:
             raise GgmlAsyncError(
                 f"process {pid} did not answer in {timeout:g} s", "is it stopped (SIGSTOP)? It switches when it goes on"
@@ -165,7 +158,14 @@ def switch(pid: int, mode: Mode, timeout: float = TIMEOUT) -> list[Switched]:
             ExitCode.NOT_INSTRUMENTED,
         )
     try:
-        return [_switch_page(found, page, mode, timeout) for found, page in pages]
+        attached = [(found, page) for found, page in pages if _state(page)[2]]
+        if not attached:
+            raise GgmlAsyncError(
+                f"process {pages[0][0]} has the plug-in, but it is attached to no ggml",
+                "its log or capture says why (ggml-async report)",
+                ExitCode.NOT_INSTRUMENTED,
+            )
+        return [_switch_page(found, page, mode, timeout) for found, page in attached]
     finally:
         for _, page in pages:
             page.close()
