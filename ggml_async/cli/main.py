@@ -109,7 +109,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
-        print_error(error.format_message(), f"see {context.command_path if context else 'ggml-async'} --help")
+        text = " ".join(error.format_message().split())  # click puts a list of choices on lines of their own
+        print_error(text, f"see {context.command_path if context else 'ggml-async'} --help")
         return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("ggml-async: interrupted", err=True)
