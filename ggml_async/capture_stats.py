@@ -212,8 +212,8 @@ def _layer_figures(analysis: Analysis, unit: Unit) -> None:
     figures["fence_wait_us"] = summary(waits.duration[w] / 1e3) if known else None
     for key in ("fence_waits", "wait_calls", "queue_submits", "submit_infos"):
         figures[f"{key}_per_token"] = figures[key] / n if n else None
-    figures["fence_waits_by_cause"] = by_cause(waits.cause[w], n) if n else None
-    figures["queue_submits_by_cause"] = by_cause(submits["cause"][s].astype(np.int64), n) if n else None
+    figures["fence_waits_by_cause"] = by_cause(analysis.wait_cause[w], n) if n else None
+    figures["queue_submits_by_cause"] = by_cause(analysis.submit_cause[s], n) if n else None
     splits = mean_of((series["cpu_splits_per_token"][0][counted], np.ones(int(n)))) if n else None
     figures["fence_waits_beyond_splits"] = figures["fence_waits_per_token"] - splits if splits is not None else None
     if n:

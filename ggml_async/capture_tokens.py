@@ -178,8 +178,12 @@ class Analysis:
     def _tokens(self) -> Tokens:
         events = self.of_kind(cap.TOKEN)
         keys = self.keys(events)
-        order = np.lexsort((events["t_ns"], keys))
+        order = np.lexsort((events["duration_ns"], events["t_ns"], keys))
         events, keys = events[order], keys[order]
+        # What looked like an end and was none has the start of the one that replaces it.
+        final = np.ones(len(events), np.bool_)
+        final[:-1] = (keys[1:] != keys[:-1]) | (events["t_ns"][1:] != events["t_ns"][:-1])
+        events, keys = events[final], keys[final]
         start = events["t_ns"].astype(np.int64)
         end = start + np.maximum(events["duration_ns"], 0)
         pids = self.pid_of_writer[events["writer"]] if len(events) else np.zeros(0, np.int64)
@@ -214,7 +218,8 @@ class Analysis:
         of = pairs >> 32
         order = np.lexsort((total, of))
         found, first, count = np.unique(of, return_index=True, return_counts=True)
-        rows[found] = total[order][first + count // 2]
+        # What the plug-in took for the batch, where it says more: the stages of a long prompt may be its last layer's.
+        rows[found] = np.maximum(rows[found], total[order][first + count // 2])
         return rows
 
     @cached_property
@@ -326,6 +331,26 @@ class Analysis:
         tokens, events = self.tokens, self.of_kind(cap.SUBMIT)
         times = events["t_ns"].astype(np.int64)
         return containing(tokens.window, tokens.end, tokens.key, times, self.keys(events))
+
+    def _cause(self, cause: Ints, token: Ints, times: Ints) -> Ints:
+        """Causes, where a wait of cause token before the final one of its evaluation was an upload's after all."""
+        if not len(self.tokens):
+            return cause
+        final = self.tokens.end - np.maximum(self.tokens.events["wait_ns"].astype(np.int64), 0)
+        early = (cause == cap.CAUSES.index("token")) & (token >= 0) & (times < final[token])
+        found: Ints = np.where(early, cap.CAUSES.index("upload"), cause)
+        return found
+
+    @cached_property
+    def wait_cause(self) -> Ints:
+        """For every wait its cause."""
+        return self._cause(self.waits.cause, self.wait_token, self.waits.start)
+
+    @cached_property
+    def submit_cause(self) -> Ints:
+        """For every submit its cause."""
+        events = self.of_kind(cap.SUBMIT)
+        return self._cause(events["cause"].astype(np.int64), self.submit_token, events["t_ns"].astype(np.int64))
 
     @cached_property
     def layer_sees(self) -> Bools:

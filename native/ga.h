@@ -74,7 +74,8 @@ enum ga_decline {
     X(device_synchronizes) /* of devices, everywhere */                                  \
     X(device_computes)                                                                   \
     X(cpu_computes)                                                                      \
-    X(tokens)              /* evaluations of a graph, seen to their final wait */        \
+    X(tokens)              /* ends of evaluations of a graph: their final waits */       \
+    X(tokens_resumed)      /* those that were not the end after all */                   \
     X(app_reads)           /* ggml_async_read */                                         \
     X(app_waits)           /* ggml_async_wait */                                         \
     X(dropped_reads)       /* queued, but the source or destination was freed first */
@@ -334,6 +335,8 @@ void          ga_cause(enum ga_cause cause, uint32_t stage);
 uint64_t      ga_thread_id(void);
 uint32_t      ga_rows(const struct ggml_tensor * tensor);
 void          ga_token_touch(struct ga_host * host, int64_t now);
+void          ga_token_rows(uint32_t rows);
+void          ga_token_resume(struct ga_host * host);
 void          ga_token_stage(const struct ga_stage * stage);
 enum ga_cause ga_token_sync_cause(bool computed);
 void          ga_token_end(struct ga_backend * state, int64_t t0, int64_t t1);

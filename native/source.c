@@ -73,8 +73,10 @@ static void ga_upload_begin(struct ga_backend * state, const struct ggml_tensor 
     ga_upload.record.path   = -1;
     ga_upload.record.device = state->device->index;
     ga_upload.record.bytes  = bytes;
+    ga_upload.record.rows   = ga_rows(tensor);
     ga_upload.record.t_ns   = t0;
     ga_token_touch(state->host, t0);
+    ga_token_rows(ga_upload.record.rows);
     ga_cause(GA_CAUSE_UPLOAD, 0);
 }
 
@@ -110,6 +112,7 @@ void ga_hook_set_tensor_async(ggml_backend_t backend, struct ggml_tensor * tenso
     ga_upload_close();
     const bool measuring = ga_measuring(state);
     if (measuring) {
+        ga_token_resume(state->host);
         ga_upload_begin(state, tensor, size, ga_now_ns());
     }
     ((ga_set_async_t) state->slots[state->host->layout->set_tensor_async])(backend, tensor, data, offset, size);

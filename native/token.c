@@ -19,6 +19,7 @@ static _Atomic(ga_set_cause_t) ga_layer_set_cause;
 
 static _Thread_local struct {
     bool     open;
+    bool     ended;         // and nothing was seen since
     int      mode;
     int64_t  t_ns;
     uint32_t n_readbacks;
@@ -78,13 +79,29 @@ void ga_token_touch(struct ga_host * host, int64_t now) {
     ga_token.device = -1;
 }
 
+// How many tokens are in the batch: what the first tensor to cross says. In the last layers only those are left whose
+// results are wanted.
+void ga_token_rows(uint32_t rows) {
+    if (!ga_token.rows) {
+        ga_token.rows = rows;
+    }
+}
+
+// A device is being sent data at once after what looked like the end: ggml has read which experts a batch needs, and
+// copies their weights. The token goes on; its next end replaces this one.
+void ga_token_resume(struct ga_host * host) {
+    if (ga_token.ended) {
+        ga_token.ended = false;
+        ga_token.open  = true;
+        ga_count(host, GA_COUNTER_tokens_resumed, 1);
+    }
+}
+
 void ga_token_stage(const struct ga_stage * stage) {
     ga_token.n_readbacks += stage->n_readbacks;
     ga_token.n_sync      += stage->n_sync;
     ga_token.bytes       += stage->bytes;
-    if (stage->rows && (!ga_token.rows || stage->rows < ga_token.rows)) {
-        ga_token.rows = stage->rows;
-    }
+    ga_token_rows(stage->rows);
     if (ga_token.device < 0) {
         ga_token.device = stage->device;
     }
@@ -99,7 +116,8 @@ void ga_token_end(struct ga_backend * state, int64_t t0, int64_t t1) {
     if (!ga_token.open) {
         return;
     }
-    ga_token.open = false;
+    ga_token.open  = false;
+    ga_token.ended = true;
     ga_count(state->host, GA_COUNTER_tokens, 1);
     // One that a mode switch fell into belongs to neither mode.
     if (!ga_capture_on() || ga_token.mode != atomic_load_explicit(&state->host->mode, memory_order_relaxed)) {

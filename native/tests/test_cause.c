@@ -77,10 +77,27 @@ static void a_second_device_s_wait_at_the_end_is_the_token_s_too(void) {
     world_close(&w);
 }
 
+// A batch of 32 tokens and more: the experts that it needs are read and their weights sent to the device.
+static void a_wait_before_weights_are_sent_is_no_end(void) {
+    struct world w;
+    open_with_layer(&w, 1, GGML_ASYNC_MODE_ASYNC);
+    for (int i = 0; i < 2; i++) {
+        compute(w.gpu[0], &w);
+        w.fake->synchronize(w.gpu[0]);      // the ids
+        w.fake->set_async(w.gpu[0], w.src[0][2], w.fake->tensor_data(w.dst[0]), 0, 100);
+        compute(w.gpu[0], &w);
+        w.fake->synchronize(w.gpu[0]);
+    }
+    CHECK_COUNTER(w.host, "tokens", 4);
+    CHECK_COUNTER(w.host, "tokens_resumed", 2);
+    world_close(&w);
+}
+
 static const struct test tests[] = {
     TEST(a_token_in_the_async_arm),
     TEST(a_token_in_the_stock_arm),
     TEST(nothing_is_told_in_mode_off),
+    TEST(a_wait_before_weights_are_sent_is_no_end),
     TEST(a_second_device_s_wait_at_the_end_is_the_token_s_too),
 };
 
