@@ -322,6 +322,8 @@ class Verifier:
             self.outcome.document["text"]["name"] = "random tokens"
             self._warn(Warn("no_tokenizer", "the model has no tokenizer: random tokens instead of text", ""))
         self.outcome.document["text"]["tokens"] = len(tokens)
+        for config in self.plan.configs:  # a text too short for the last one is said before the first one runs
+            n_chunks(len(tokens), config.n_ctx, self.plan.chunks)
         return tokens, vocab
 
     def _reference(self) -> None:
