@@ -152,8 +152,9 @@ def test_a_child_that_only_inherited_the_page_is_not_taken_for_its_owner(program
     assert error(child).exit_code == ExitCode.NOT_INSTRUMENTED
 
 
-def test_a_program_that_does_not_answer_is_1(programs: Programs) -> None:
-    _, pid = programs.start(how="deaf")
+@pytest.mark.parametrize("mode", [1, 2])  # what is asked for, and another
+def test_a_program_that_does_not_answer_is_1(mode: int, programs: Programs) -> None:
+    _, pid = programs.start(mode=mode, how="deaf")
     found = error(pid, timeout=0.2)
     assert found.exit_code == ExitCode.FAILED and "did not answer" in found.message
 
