@@ -8,10 +8,11 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE  := CMakeLists.txt $(shell find native -name '*.[ch]' -o -name '*.map' -o -name '*.cpp' -o -name CMakeLists.txt)
+STRESS_SECONDS ?= 600
 SOURCES := pyproject.toml $(NATIVE) $(shell find ggml_async -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install demo test lint unit native sanitize integration hosts docs golden bench wheel clean
+.PHONY: help setup install demo test lint unit native sanitize graphs stress mutants tsan integration hosts docs golden bench wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -19,7 +20,7 @@ help: ## this list
 demo: install ## profile the demo model on the GPU that is there, or on lavapipe
 	$(BIN)/ggml-async profile -n 8 -r 3
 
-test: install lint unit native sanitize integration docs ## everything CI runs
+test: install lint unit native sanitize graphs integration docs ## everything CI runs
 	@echo "make test: all passed"
 
 setup: $(VENV)/.setup ## system packages and the virtual environment
@@ -54,6 +55,18 @@ sanitize: $(VENV)/.setup ## native tests under AddressSanitizer and UBSan, then 
 	cmake -S . -B build/tsan -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON -DGGML_ASYNC_SANITIZE=thread
 	cmake --build build/tsan
 	ctest --test-dir build/tsan --output-on-failure
+
+graphs: install ## 10,000 random graphs over the mock device, fixed seeds, each bitwise the CPU's
+	$(BIN)/pytest tests/stress -q
+
+stress: install ## the same from a fresh seed for STRESS_SECONDS (600)
+	STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/pytest tests/stress -q -s -k bitwise
+
+mutants: install ## break the plug-in on purpose, one way at a time: each must be caught
+	$(BIN)/python tests/stress/mutants.py
+
+tsan: install ## random graphs under ThreadSanitizer, with a ggml built for it from an sdist (minutes, once)
+	sh tests/stress/tsan.sh
 
 integration: install ## real llama.cpp builds on lavapipe (fetches the pinned runtime once)
 	$(BIN)/pytest tests/integration -q

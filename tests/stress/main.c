@@ -209,7 +209,7 @@ static bool expected_counters_moved(void) {
 
 static void usage(void) {
     fail("stress (--runtime DIR | --library LOADED.so) --mock LIB --plugin LIB [--mode async|stock|off|none] [--seed N] [--graphs N]\n"
-         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--jumps] [--no-fork]");
+         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--jumps] [--no-fork] [--no-shrink]");
 }
 
 static void read_options(int argc, char ** argv) {
@@ -217,7 +217,7 @@ static void read_options(int argc, char ** argv) {
         { "runtime", 1, NULL, 'r' }, { "library", 1, NULL, 'l' }, { "mock", 1, NULL, 'm' }, { "plugin", 1, NULL, 'p' }, { "mode", 1, NULL, 'M' },
         { "seed", 1, NULL, 's' }, { "graphs", 1, NULL, 'g' }, { "seconds", 1, NULL, 'S' }, { "threads", 1, NULL, 't' }, { "devices", 1, NULL, 'd' },
         { "world", 1, NULL, 'w' }, { "expect", 1, NULL, 'e' }, { "no-parallel", 0, NULL, 'P' }, { "no-aborts", 0, NULL, 'A' },
-        { "no-fork", 0, NULL, 'F' }, { "jumps", 0, NULL, 'J' }, { NULL, 0, NULL, 0 },
+        { "no-fork", 0, NULL, 'F' }, { "jumps", 0, NULL, 'J' }, { "no-shrink", 0, NULL, 'N' }, { NULL, 0, NULL, 0 },
     };
     int option;
     optind = 1;
@@ -238,6 +238,7 @@ static void read_options(int argc, char ** argv) {
             case 'P': settings.allow_parallel = false;                         break;
             case 'A': settings.allow_aborts   = false;                         break;
             case 'J': settings.allow_jumps    = true;                          break;
+            case 'N': options.no_shrink       = true;                          break;
             case 'F': options.no_fork         = true;                          break;
             default:  usage();
         }
@@ -277,7 +278,7 @@ int stress_main(int argc, char ** argv) {
     print_summary((double) (t1.tv_sec - t0.tv_sec) + 1e-9*(double) (t1.tv_nsec - t0.tv_nsec));
     fflush(stdout);
     if (atomic_load(&shared->failed)) {
-        if (options.no_fork) {
+        if (options.no_fork || options.no_shrink) {
             fprintf(stderr, "seed %llu, world %llu, graph %d: %s\n", (unsigned long long) options.seed,
                     (unsigned long long) shared->failed_world, shared->failed_graph, shared->text);
         } else {

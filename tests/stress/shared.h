@@ -31,6 +31,7 @@ struct options {
     int          seconds;       // 0: no limit
     int64_t      only;          // one world; -1: all
     bool         no_fork;
+    bool         no_shrink;
 };
 extern struct options options;
 

@@ -160,6 +160,30 @@ static void push_experts(struct maker * maker, int a) {
     maker->spec->nodes[node].place  = random_chance(&maker->random, 70) ? maker->spec->n_devices : maker->place;
 }
 
+// A CPU split whose only input from the device is empty, and which may use memory again that an upload still reads.
+static void push_barrier(struct maker * maker) {
+    struct spec * spec = maker->spec;
+    if (spec->n_nodes + 32 > MAX_NODES) {
+        return;
+    }
+    const int device = (int) random_below(&maker->random, (uint32_t) spec->n_devices), cpu = spec->n_devices;
+    const int input  = push(maker, OP_input, -1, -1, 64, -1);
+    const int sent   = push(maker, OP_scale, input, -1, 64, -1);
+    const int there  = push(maker, OP_neg, sent, -1, 64, -1);
+    int view = there;
+    for (int s = 1; s <= EMPTY_SHIFT; s++) {
+        view = push(maker, OP_view_rows, view, -1, 64, -1 - s);
+        spec->nodes[view].contiguous = true;
+    }
+    const int empty = push(maker, OP_relu, view, -1, 64, -1 - EMPTY_SHIFT);
+    const int back  = push(maker, OP_neg, empty, -1, 64, -1 - EMPTY_SHIFT);
+    const int other = push(maker, OP_scale, input, -1, 64, -1);
+    const int last  = push(maker, OP_neg, other, -1, 64, -1);
+    spec->nodes[sent].place  = spec->nodes[back].place = spec->nodes[other].place = spec->nodes[last].place = cpu;
+    spec->nodes[there].place = spec->nodes[empty].place = device;
+    spec->nodes[there].output = true;
+}
+
 static void push_any(struct maker * maker) {
     struct random * random = &maker->random;
     int a = pick_source(maker);
@@ -186,8 +210,10 @@ static void push_any(struct maker * maker) {
         push(maker, OP_concat, a, b, 2*x.ne[0], x.ne[1]);
     } else if (kind < 88 && x.contiguous) {
         push(maker, OP_sum_rows, a, -1, 1, x.ne[1]);
-    } else if (kind < 94) {
+    } else if (kind < 93) {
         push_experts(maker, a);
+    } else if (kind < 95) {
+        push_barrier(maker);
     } else {
         push(maker, OP_input, -1, -1, widths[random_below(random, 3)], -1 - (int) random_below(random, 2));
     }
@@ -217,7 +243,7 @@ static void mark_outputs(struct maker * maker) {
             const int cont = push(maker, OP_cont, i, -1, node->ne[0], node->ne[1]);
             spec->nodes[cont].output = true;
         } else if (!op_is_leaf(node->op) && !op_is_view(node->op)) {
-            node->output = !used[i] || random_chance(&maker->random, 10);
+            node->output |= !used[i] || random_chance(&maker->random, 10);
         }
     }
 }

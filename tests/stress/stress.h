@@ -1,7 +1,7 @@
 // The stress driver: random graphs over the CPU and mock devices, each compared with the same graph on the CPU alone.
 //   spec.c   what a graph is: made from a seed, made smaller, printed
 //   build.c  a graph in ggml's terms; inputs; the CPU-only reference
-//   world.c  backends and schedulers, how a graph is run on them, and the comparison
+//   world.c  backends and schedulers, how a graph is run on them, and the comparison; farewell.c: how they end
 //   main.c   options, threads, the count, shrinking
 #pragma once
 
@@ -13,6 +13,7 @@
 
 enum {
     MAX_NODES = 80, MAX_EVALS = 4, MAX_DEVICES = MOCK_MAX_DEVICES, MAX_BATCH = 9, N_EXPERTS = 16, GRAPHS_PER_WORLD = 8,
+    EMPTY_SHIFT = 4,        // MAX_BATCH >> EMPTY_SHIFT is 0
 };
 
 // A generator of our own: the same numbers on every machine.
@@ -112,6 +113,19 @@ extern struct settings settings;
 void world_plan_make(struct world_plan * plan, uint64_t seed);
 // Runs the specs in one world. Returns the index of the first that differs, or -1; `text` then says where.
 int  world_run(const struct world_plan * plan, const struct spec * specs, int n_specs, char * text, size_t size);
+
+// world.c and farewell.c
+struct world {
+    const struct world_plan   * plan;
+    ggml_backend_t              backends[MAX_DEVICES + 1];
+    ggml_backend_buffer_type_t  bufts[MAX_DEVICES + 1];
+    ggml_backend_sched_t        scheds[2];
+    ggml_backend_t              reference_cpu;
+    struct ggml_async_queue   * queue;
+    char                      * text;
+    size_t                      size;
+};
+bool world_end(struct world * world);
 
 // build.c
 struct built {
