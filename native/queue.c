@@ -281,6 +281,7 @@ int ga_queue_push(struct ggml_async_queue * queue, struct ga_backend * source, c
     }
     *source_index = index;
     queue->sources[index].n_reads++;
+    queue->sources[index].wait_ns = -1;     // not waited for since
     if (size == 0) {
         return GGML_ASYNC_PATH_EMPTY;
     }

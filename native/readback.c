@@ -60,12 +60,37 @@ static void ga_step_close(struct ga_stage * stage, int64_t now) {
     }
 }
 
+// Somebody waits for sources before the drain does, and not for a readback that we left to ggml: the scheduler's loop was left
+// (an eval callback threw). What the reads are meant for may be gone by the next compute; it is still there when the last
+// source has been waited for, as ggml does it for all of them before it gives a graph's memory away.
+static void ga_stage_land(struct ggml_async_queue * queue, ggml_backend_t source, int64_t wait_ns) {
+    const int n = atomic_load_explicit(&queue->n_sources, memory_order_relaxed);
+    bool all = true;
+    for (int i = 0; i < n; i++) {
+        ggml_backend_t backend = atomic_load_explicit(&queue->sources[i].backend, memory_order_relaxed);
+        if (backend == source) {
+            queue->sources[i].wait_ns = wait_ns;
+        }
+        all = all && (!backend || queue->sources[i].wait_ns >= 0);
+    }
+    for (int i = 0; i < queue->n_copy_outs && all; i++) {
+        const struct ga_copy_out * out = &queue->copy_outs[i];
+        if (atomic_load_explicit(&queue->sources[out->source].backend, memory_order_relaxed)) {
+            memcpy(out->data, out->bounce, out->size);
+        }
+    }
+    queue->n_copy_outs = all ? 0 : queue->n_copy_outs;
+}
+
 void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
     struct ga_backend * state = ga_open_stage;
     if (!ga_stage_is_open()) {
         return;
     }
     struct ga_stage * stage = state->stage;
+    if (stage->step == GA_STOCK_NONE) {
+        ga_stage_land(state->queue, backend, t1 - t0);
+    }
     stage->n_sync++;
     stage->wait_ns += t1 - t0;
     if (stage->mode == GGML_ASYNC_MODE_STOCK && stage->device_wait_ns < 0) {
