@@ -45,7 +45,7 @@ static void * switcher(void * user_data) {
     struct random random = { options.seed };
     while (!atomic_load(&done)) {
         if (atomic_load(&n_switching)) {
-            plugin_set_mode(plugin_host, (int) random_below(&random, 3));
+            plugin_set_mode(plugin_host, options.never_off ? 1 + (int) random_below(&random, 2) : (int) random_below(&random, 3));
             usleep(50 + random_below(&random, 400));
             if (!atomic_load(&n_switching) || random_chance(&random, 50)) {
                 plugin_set_mode(plugin_host, GGML_ASYNC_MODE_ASYNC);
@@ -209,7 +209,7 @@ static bool expected_counters_moved(void) {
 
 static void usage(void) {
     fail("stress (--runtime DIR | --library LOADED.so) --mock LIB --plugin LIB [--mode async|stock|off|none] [--seed N] [--graphs N]\n"
-         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--jumps] [--no-fork] [--no-shrink]");
+         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--no-fork] [--no-shrink] [--never-off]");
 }
 
 static void read_options(int argc, char ** argv) {
@@ -217,7 +217,7 @@ static void read_options(int argc, char ** argv) {
         { "runtime", 1, NULL, 'r' }, { "library", 1, NULL, 'l' }, { "mock", 1, NULL, 'm' }, { "plugin", 1, NULL, 'p' }, { "mode", 1, NULL, 'M' },
         { "seed", 1, NULL, 's' }, { "graphs", 1, NULL, 'g' }, { "seconds", 1, NULL, 'S' }, { "threads", 1, NULL, 't' }, { "devices", 1, NULL, 'd' },
         { "world", 1, NULL, 'w' }, { "expect", 1, NULL, 'e' }, { "no-parallel", 0, NULL, 'P' }, { "no-aborts", 0, NULL, 'A' },
-        { "no-fork", 0, NULL, 'F' }, { "jumps", 0, NULL, 'J' }, { "no-shrink", 0, NULL, 'N' }, { NULL, 0, NULL, 0 },
+        { "no-fork", 0, NULL, 'F' }, { "no-shrink", 0, NULL, 'N' }, { "never-off", 0, NULL, 'O' }, { NULL, 0, NULL, 0 },
     };
     int option;
     optind = 1;
@@ -237,8 +237,8 @@ static void read_options(int argc, char ** argv) {
             case 'e': options.expect    = optarg;                              break;
             case 'P': settings.allow_parallel = false;                         break;
             case 'A': settings.allow_aborts   = false;                         break;
-            case 'J': settings.allow_jumps    = true;                          break;
             case 'N': options.no_shrink       = true;                          break;
+            case 'O': options.never_off       = true;                          break;
             case 'F': options.no_fork         = true;                          break;
             default:  usage();
         }

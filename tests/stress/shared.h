@@ -32,6 +32,7 @@ struct options {
     int64_t      only;          // one world; -1: all
     bool         no_fork;
     bool         no_shrink;
+    bool         never_off;     // mode switches stay between stock and async
 };
 extern struct options options;
 

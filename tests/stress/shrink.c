@@ -28,8 +28,9 @@ void world_make(uint64_t world, struct world_plan * plan, struct spec * specs) {
             if (plan->parallel || !settings.allow_aborts) {
                 eval->abort = 0;
             }
-            // stopped by its callback, a graph goes on with what was never computed: not good as indices
-            if ((eval->abort == 2 && indices) || (eval->abort == 3 && !settings.allow_jumps)) {
+            // Stopped by its callback, a graph goes on with what was never computed: not good as indices. A jump is seen by the
+            // hooks that the next waits meet, if no mode switch takes them out.
+            if ((eval->abort == 2 && indices) || (eval->abort == 3 && plan->switching)) {
                 eval->abort = 1;
             }
             eval->callback = eval->callback && !plan->parallel;

@@ -64,7 +64,7 @@ struct eval {
     bool callback;          // an eval callback that looks at every third node
     bool free_early;        // graph and tensors are freed while devices still compute
     int  fetch;             // 0: tensor_get after a wait, 1: tensor_get_async, 2: ggml_async_read
-    int  abort;             // 0: no, 1: the CPU's abort callback, 2: the eval callback says stop, 3: it jumps out
+    int  abort;             // 0: no, 1: the CPU's abort callback, 2: the eval callback says stop, 3: it jumps out, as a thrown exception
 };
 
 struct spec {
@@ -103,7 +103,6 @@ struct settings {
     const char * mode;      // async, stock, off, or none: no plug-in at all
     int          max_devices;
     bool         allow_parallel, allow_aborts;
-    bool         allow_jumps;   // out of the eval callback, as an exception thrown there would
     // Devices copy uploads from pinned CPU memory in their own time (Vulkan does). ggml's scheduler itself is then wrong in some
     // graphs, with no plug-in near: those are not made. See docs/verification.md.
     bool         late_uploads;
