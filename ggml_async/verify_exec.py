@@ -159,7 +159,7 @@ class VerifyExecutor:
     def open(self, shape: Shape, arms: Sequence[str]) -> LlamaSession:
         """See verify.Executor."""
         with contextlib.ExitStack() as stack:
-            contexts = {arm: stack.enter_context(self._context(shape)) for arm in arms}
+            contexts = {arm: stack.enter_context(self._context(shape, arm)) for arm in arms}
             stack.pop_all()
         return LlamaSession(contexts, self._host)
 
@@ -174,15 +174,15 @@ class VerifyExecutor:
             return True
 
         self._host.mode = native.Mode(arm)
-        with self._context(shape, eval_callback=callback) as context:
+        with self._context(shape, arm, eval_callback=callback) as context:
             for batch in batches:
                 context.decode(batch.tokens, seq_ids=batch.sequences.tolist(), logits="all")
             context.synchronize()
         return found
 
-    def _context(self, shape: Shape, **more: Any) -> Context:
+    def _context(self, shape: Shape, arm: str, **more: Any) -> Context:
         config = shape.config
-        return self._model().context(
+        return self._model(arm).context(
             n_ctx=shape.n_ctx,
             n_seq_max=shape.n_seq,
             n_batch=min(config.n_batch, shape.n_ctx),
@@ -193,7 +193,8 @@ class VerifyExecutor:
             **more,
         )
 
-    def _model(self) -> Model:
+    def _model(self, _arm: str = "") -> Model:
+        """The same for both arms, outside of tests."""
         return self._dense or self._base._loaded()
 
     def _close_dense(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggml_async.errors import UsageError
@@ -98,6 +98,7 @@ def test_a_prompt_is_its_tokens_in_pieces_and_one_token_alone() -> None:
     assert {int(c) for b in batches for c in b.chunks} == {5}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(2, 400), st.integers(1, 64))
 def test_prompts_of_any_length_have_that_many_tokens_and_one_more(length: int, n_tokens: int, n_batch: int) -> None:
     tokens = np.arange(n_tokens, dtype=np.int32)
