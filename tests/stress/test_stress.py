@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from integration import workload
 from integration.wheels import wheel
 
 from ggml_async import fetch
+from ggml_async import models as makers
 
 from . import driver
 from .driver import Outcome
@@ -104,6 +107,37 @@ def test_ggml_of_api_3_in_one_library(built: Path) -> None:
         env=driver.environment("lazy=1,no_cpy_host=1", {"PYTHONPATH": str(wheel(*XLLAMACPP))}),
     )  # fmt: skip
     must_be_right(driver.outcome(done), 500)
+
+
+@pytest.mark.parametrize("mock_options", ["lazy=1", "lazy=1,no_cpy_host=1", "jitter_us=200,no_cpy_host=1"])
+def test_llama_cpp_on_two_mock_devices_has_the_cpus_logits(
+    built: Path, runtime: Path, tmp_path: Path, mock_options: str
+) -> None:
+    """A mixture of experts, its experts on the CPU: llama.cpp loads the mock device from GGML_BACKEND_PATH."""
+    model = tmp_path / "tiny.gguf"
+    makers.make_synthetic(model, **workload.SHAPE)
+    mock = {"GGML_BACKEND_PATH": str(built / "tests" / "stress" / "libggml-mock.so"), "MOCK_DEVICES": "2"}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("in_llama.py")), str(runtime), str(model)],
+        capture_output=True, text=True, timeout=driver.TIMEOUT, check=False,
+        env=driver.environment(mock_options, {**mock, "PYTHONPATH": f"{driver.ROOT}:{driver.ROOT / 'tests'}"}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["devices"] == ["MOCK0", "MOCK1"]
+    assert set(found["digests"].values()) == {found["digests"]["cpu"]}
+    readbacks = 2 * workload.LAYERS * len(workload.BATCHES)
+    for name, n in (
+        ("stock", readbacks),
+        ("async", readbacks),
+        ("stock, half", readbacks // 2),
+        ("async, half", readbacks // 2),
+    ):
+        counters = found["counters"][name]
+        assert counters["readbacks"] == n
+        assert counters["stock"] == (n if name.startswith("stock") else 0)
+    # the CPU's compute buffer is pinned by the first device: what the second one sends is bounced
+    assert found["counters"]["async"]["direct"] and found["counters"]["async"]["bounce"]
 
 
 def test_address_sanitizer_finds_nothing(runtime: Path) -> None:
