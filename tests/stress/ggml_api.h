@@ -33,6 +33,16 @@ enum { TYPE_F32 = 0, TYPE_I32 = 26, USAGE_WEIGHTS = 1, USAGE_COMPUTE = 2, DEVICE
     X(void, ggml_backend_tensor_get, (CT tensor, void * data, size_t offset, size_t size))                       \
     X(void, ggml_backend_tensor_get_async, (ggml_backend_t backend, CT tensor, void * data, size_t offset, size_t size)) \
     X(void, ggml_backend_tensor_copy_async, (ggml_backend_t from, ggml_backend_t to, CT src, T dst))             \
+    X(void, ggml_backend_tensor_set_2d_async, (ggml_backend_t backend, T tensor, const void * data, size_t offset, size_t size, size_t n, size_t stride_tensor, size_t stride_data)) \
+    X(void, ggml_backend_tensor_get_2d_async, (ggml_backend_t backend, CT tensor, void * data, size_t offset, size_t size, size_t n, size_t stride_tensor, size_t stride_data)) \
+    X(struct ggml_backend_event *, ggml_backend_event_new, (ggml_backend_dev_t dev))                             \
+    X(void, ggml_backend_event_free, (struct ggml_backend_event * event))                                        \
+    X(void, ggml_backend_event_record, (struct ggml_backend_event * event, ggml_backend_t backend))              \
+    X(void, ggml_backend_event_synchronize, (struct ggml_backend_event * event))                                 \
+    X(void, ggml_backend_event_wait, (ggml_backend_t backend, struct ggml_backend_event * event))                \
+    X(int, ggml_backend_graph_compute_async, (ggml_backend_t backend, struct ggml_cgraph * graph))               \
+    X(ggml_backend_buffer_type_t, ggml_backend_buffer_get_type, (ggml_backend_buffer_t buffer))                  \
+    X(bool, ggml_backend_buffer_is_host, (ggml_backend_buffer_t buffer))                                         \
     X(int, ggml_backend_tensor_alloc, (ggml_backend_buffer_t buffer, T tensor, void * address))                  \
     X(ggml_backend_buffer_t, ggml_backend_alloc_ctx_tensors_from_buft, (C ctx, ggml_backend_buffer_type_t buft)) \
     X(ggml_backend_buffer_t, ggml_backend_buft_alloc_buffer, (ggml_backend_buffer_type_t buft, size_t size))     \

@@ -69,13 +69,22 @@ def runtime() -> Path:
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    return driver.build(driver.ROOT / "build" / "native")
+    return driver.build(driver.ROOT / "build" / "native", targets=["stress", "mock-tests"])
 
 
 def must_be_right(outcome: Outcome, graphs: int) -> None:
     assert outcome.code == 0, f"exit {outcome.code}\n{outcome.log[-6000:]}"
     assert outcome.summary["graphs"] >= graphs
     assert outcome.summary["mock"]["touched_freed"] == outcome.summary["mock"]["freed_with_reads"] == 0
+
+
+def test_the_mock_device_is_as_unforgiving_as_this_relies_on(built: Path, runtime: Path) -> None:
+    here = built / "tests" / "stress"
+    done = subprocess.run(
+        [here / "mock-tests"], capture_output=True, text=True, timeout=driver.TIMEOUT, check=False,
+        env=driver.environment("", {"STRESS_RUNTIME": str(runtime), "STRESS_MOCK": str(here / "libggml-mock.so")}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
