@@ -55,7 +55,7 @@ static void empty_compute(ggml_backend_t cpu) {
     ggml.ggml_free(ctx);
 }
 
-// The CPU backend computes: everything must have landed.
+// The CPU backend computes, with a plan or without: everything must have landed.
 static bool farewell_compute(struct world * world, struct farewell * last) {
     struct ggml_cgraph * graph = ggml.ggml_new_graph_custom(last->ctx, 64, false);
     struct ggml_tensor * sum   = ggml.ggml_add(last->ctx, last->dst[0], last->dst[N_LAST - 1]);
@@ -67,7 +67,16 @@ static bool farewell_compute(struct world * world, struct farewell * last) {
     ggml_backend_buffer_t buffer = ggml.ggml_backend_cpu_buffer_from_ptr(memory, sizeof(result));
     ggml.ggml_backend_tensor_alloc(buffer, sum, memory);
     ggml.ggml_build_forward_expand(graph, sum);
-    bool ok = ggml.ggml_backend_graph_compute(world->backends[world->plan->n_devices], graph) == STATUS_SUCCESS;
+    ggml_backend_t cpu    = world->backends[world->plan->n_devices];
+    int            status = -1;
+    if (world->plan->order & 1) {
+        void * plan = ggml.ggml_backend_graph_plan_create(cpu, graph);
+        status = ggml.ggml_backend_graph_plan_compute(cpu, plan);
+        ggml.ggml_backend_graph_plan_free(cpu, plan);
+    } else {
+        status = ggml.ggml_backend_graph_compute(cpu, graph);
+    }
+    bool ok = status == STATUS_SUCCESS;
     ggml.ggml_backend_tensor_get(sum, result, 0, sizeof(result));
     for (int k = 0; k < LAST_FLOATS; k++) {
         ok = ok && result[k] == last->values[0][k] + last->values[N_LAST - 1][k];

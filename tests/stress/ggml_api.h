@@ -28,6 +28,9 @@ enum { TYPE_F32 = 0, TYPE_I32 = 26, USAGE_WEIGHTS = 1, USAGE_COMPUTE = 2, DEVICE
     X(void, ggml_backend_free, (ggml_backend_t backend))                                                         \
     X(void, ggml_backend_synchronize, (ggml_backend_t backend))                                                  \
     X(int, ggml_backend_graph_compute, (ggml_backend_t backend, struct ggml_cgraph * graph))                     \
+    X(void *, ggml_backend_graph_plan_create, (ggml_backend_t backend, struct ggml_cgraph * graph))              \
+    X(int, ggml_backend_graph_plan_compute, (ggml_backend_t backend, void * plan))                               \
+    X(void, ggml_backend_graph_plan_free, (ggml_backend_t backend, void * plan))                                 \
     X(void, ggml_backend_tensor_set, (T tensor, const void * data, size_t offset, size_t size))                  \
     X(void, ggml_backend_tensor_set_async, (ggml_backend_t backend, T tensor, const void * data, size_t offset, size_t size)) \
     X(void, ggml_backend_tensor_get, (CT tensor, void * data, size_t offset, size_t size))                       \
