@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ggml_async import fields, native, verify_fields
+from ggml_async import capture_fields, fields, native, verify_fields
 from ggml_async.cli.main import main
 from ggml_async.env import Env
 from ggml_async.errors import ExitCode
@@ -84,7 +84,7 @@ def check_declines() -> list[str]:
 
 
 #: Pages that are generated: the module whose `reference` makes each.
-FIELD_PAGES = {"profile-fields.md": fields, "verify-fields.md": verify_fields}
+FIELD_PAGES = {"capture-fields.md": capture_fields, "profile-fields.md": fields, "verify-fields.md": verify_fields}
 
 
 def check_fields() -> list[str]:

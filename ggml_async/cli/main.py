@@ -17,6 +17,7 @@ from ggml_async.errors import ExitCode, GgmlAsyncError
 #: name: (module, attribute, one line for --help). A module is imported only when its command runs.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("ggml_async.cli.run", "run", "Run a program with the plug-in, the Vulkan layer and a capture."),
+    "report": ("ggml_async.cli.report", "report", "Say what captures hold: tables, plots, comparisons."),
     "switch": ("ggml_async.cli.switch", "switch", "Set the mode of a program that is running."),
     "profile": ("ggml_async.cli.profile", "profile", "Measure what each readback costs, stock against async."),
     "verify": ("ggml_async.cli.verify", "verify", "Prove that async changes no bit of any logit, on real text."),
