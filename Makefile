@@ -80,6 +80,7 @@ docs: install ## the docs name every option, variable, counter and exit code
 
 golden: install ## write the golden outputs again after a deliberate change; look at the diff
 	$(BIN)/python tests/golden/update_profile.py
+	$(BIN)/python tests/golden/update_capture.py
 
 bench: $(VENV)/.setup ## what the hooks and records cost a CPU split, on a device that takes no time
 	cmake -S . -B build/native -G Ninja -DGGML_ASYNC_TESTS=ON -DGGML_ASYNC_WERROR=ON

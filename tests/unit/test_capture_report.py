@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sqlite3
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,23 @@ def test_a_damaged_capture_gives_the_rest_and_a_warning(both: Path, capsys: pyte
     assert cli.run(["report", str(both)]) == 0
     said = capsys.readouterr()
     assert "warning" in said.err and "fence waits a token" in said.out
+
+
+def _numbers(value: Any) -> Any:
+    """Rounded: resampling and means may differ in the last digits between numpy's builds."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    return [_numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_the_golden_capture_of_format_1_is_read_as_ever() -> None:
+    golden = Path(__file__).parents[1] / "golden"
+    sys.path.insert(0, str(golden))
+    from update_capture import reports
+
+    found = reports()
+    assert found["md"] == (golden / "capture-1.md").read_text()
+    assert found["upstream.md"] == (golden / "capture-1.upstream.md").read_text()
+    assert _numbers(json.loads(found["json"])) == _numbers(json.loads((golden / "capture-1.json").read_text()))
