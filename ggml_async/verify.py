@@ -125,12 +125,21 @@ class _Stop(Exception):
 
 
 _LAYER = re.compile(r"(?P<tensor>.+?)-(?P<layer>\d+)\b.*")
+_UNNAMED = re.compile(r"(node|leaf)_\d+")
 
 
-def tensor_and_layer(name: str) -> tuple[str, int | None]:
-    """llama.cpp's names end in the layer: ``ffn_moe_topk-12``."""
+def tensor_and_layer(name: str, following: Iterable[str] = ()) -> tuple[str, int | None]:
+    """llama.cpp's names end in the layer: ``ffn_moe_topk-12``.
+
+    A tensor that it gave no name (``node_78``) belongs to the layer of the next one in the graph that has one.
+    """
     match = _LAYER.fullmatch(name)
-    return (match["tensor"], int(match["layer"])) if match else (name, None)
+    if match:
+        return match["tensor"], int(match["layer"])
+    if _UNNAMED.fullmatch(name):
+        layers = (tensor_and_layer(other)[1] for other in following)
+        return name, next((layer for layer in layers if layer is not None), None)
+    return name, None
 
 
 class _Test:
@@ -220,9 +229,9 @@ class _Test:
         for only in (None, "l_out"):
             self.verifier.check()
             a, b = (self.executor.trace(shape, arm, batches, only) for arm in reversed(ARMS))
-            name = next((x[0] for x, y in zip(a, b, strict=False) if x != y), None)
-            if name is not None:
-                found["tensor"], found["layer"] = tensor_and_layer(name)
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+            if at is not None:
+                found["tensor"], found["layer"] = tensor_and_layer(a[at][0], (name for name, _ in a[at + 1 :]))
                 break
         return found
 

@@ -1,7 +1,8 @@
 """Situations of public reports (ggml-org/llama.cpp unless said otherwise): what graphs do to readbacks.
 
-Each is decoded in stock and in async on a real llama.cpp and must give the same bits; the situation itself must be there,
-else nothing is shown. One CPU thread: two of them that wait for each other by spinning are slow on a busy machine.
+Each is decoded in stock and in async on a real llama.cpp and must give the same bits; the situation itself must be
+there, else nothing is shown. One CPU thread: two that wait for each other by spinning are slow on a busy machine. The
+largest batch comes first everywhere, for the reason given at workload.BATCHES.
 """
 
 from __future__ import annotations
@@ -39,11 +40,10 @@ def expert_ids(graphs: Graphs, product: int, n_tokens: int) -> np.ndarray:
     return np.stack([raw[N_EXPERT * i : N_EXPERT * i + used] for i in range(n_tokens)])
 
 
-@pytest.mark.parametrize("n_ubatch", [32, 512])
+@pytest.mark.parametrize(("n_ubatch", "n_prompt"), [(32, 256), (512, 512)])
 def test_expert_ids_are_in_range_at_every_read_of_a_long_prompt_25777_21908(
-    host: Host, load: Callable[[int], Model], llama: LlamaLibrary, n_ubatch: int
+    host: Host, load: Callable[[int], Model], llama: LlamaLibrary, n_ubatch: int, n_prompt: int
 ) -> None:
-    n_prompt = 576
     graphs = Graphs(llama)
     seen: list[np.ndarray] = []
 
@@ -112,7 +112,7 @@ def test_ubatches_of_changing_shapes_with_no_wait_between_them_give_what_waiting
         new_context(load(LAYERS), n_ubatch=8, op_offload=False) as asynchronous,
         new_context(load(LAYERS), n_ubatch=8, op_offload=False) as stock,
     ):
-        for seed in range(4):
+        for seed in range(3):
             order = [sizes[0], *random.Random(seed).sample(sizes[1:], len(sizes) - 1)]
             batches = [text(n, seed + 7 * i) for i, n in enumerate(order)]
             host.mode = "async"
@@ -126,16 +126,16 @@ def test_ubatches_of_changing_shapes_with_no_wait_between_them_give_what_waiting
 def test_hundreds_of_decodes_that_each_rebuild_the_graph_with_no_wait_between_26610(
     host: Host, load: Callable[[int], Model]
 ) -> None:
-    """One and two tokens in turn: no graph can be used again. Vulkan must not look at tensors of a graph that is gone."""
-    n_decodes = 240
+    """One and two tokens in turn: no graph can be used again. Vulkan must not look at tensors of one that is gone."""
+    n_decodes = 160  # 239 tokens: within the first 256, so that no work buffer grows
     batches = [text(1 + i % 2, i) for i in range(n_decodes)]
     rows = {}
     for mode in ("async", "stock"):
         host.mode = mode
         host.reset_counters()
-        with new_context(load(LAYERS), n_ctx=512, n_batch=8) as context:
-            rows[mode] = decode_all(context, batches, wait=mode == "stock")
-        assert host.counters()["readbacks"] == 2 * LAYERS * (n_decodes + 1)
+        with new_context(load(LAYERS), n_ctx=256, n_batch=8) as context:
+            rows[mode] = decode_all(context, [[4, 5, 6], *batches], wait=mode == "stock")
+        assert host.counters()["readbacks"] == 2 * LAYERS * (n_decodes + 2)
     assert rows["async"] == rows["stock"]
 
 
@@ -147,7 +147,7 @@ def one_layer(llama: LlamaLibrary, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_every_prompt_length_from_128_down_to_1_is_bitwise_equal_28241(host: Host, one_layer: Model) -> None:
-    """From the longest down, for the reason given at workload.BATCHES; another text for each length."""
+    """Another text for each length; behind every eighth a token alone."""
     with (
         new_context(one_layer, n_ctx=130, op_offload=False) as asynchronous,
         new_context(one_layer, n_ctx=130, op_offload=False) as stock,
@@ -160,9 +160,12 @@ def test_every_prompt_length_from_128_down_to_1_is_bitwise_equal_28241(host: Hos
                 context.clear_memory()
                 context.decode(text(length, length), logits="all")
                 rows[mode] = [context.logits(i).tobytes() for i in range(length)]
-                context.decode([length % N_VOCAB])
-                rows[mode].append(context.logits().tobytes())
-                assert host.counters()["readbacks"] == host.counters()[{"async": "direct"}.get(mode, mode)] == 4
+                if length % 8 == 0:
+                    context.decode([length % N_VOCAB])
+                    rows[mode].append(context.logits().tobytes())
+                counters = host.counters()
+                assert counters["readbacks"] == counters["direct" if mode == "async" else "stock"]
+                assert counters["readbacks"] == (4 if length % 8 == 0 else 2)
             assert rows["async"] == rows["stock"], f"a prompt of {length} tokens"
 
 

@@ -326,6 +326,12 @@ def test_names_of_tensors_end_in_their_layer(name: str, expected: tuple[str, int
     assert tensor_and_layer(name) == expected
 
 
+def test_an_unnamed_tensor_belongs_to_the_layer_of_the_next_named_one() -> None:
+    assert tensor_and_layer("node_78", ["node_79", "cache_v_l1", "ffn_inp-1", "l_out-2"]) == ("node_78", 1)
+    assert tensor_and_layer("node_90", ["result_output"]) == ("node_90", None)
+    assert tensor_and_layer("result_norm", ["l_out-2"]) == ("result_norm", None)
+
+
 def test_the_mock_sees_the_history_it_was_given() -> None:
     """The faults above rest on it."""
     seen: list[Decode] = []
