@@ -82,13 +82,11 @@ def test_text_is_bitwise_equal_and_perplexity_flat_over_n_cpu_moe_16945(
 def test_small_ubatches_and_offloaded_products_are_equal_too_and_the_table_says_what_was_read(
     llama: LlamaLibrary, worded: Path, tmp_path: Path
 ) -> None:
-    arguments = ("-ub", "8,64", "-nopo", "0,1", "-c", "48", "-b", "32", "--prompts", "none")
+    arguments = ("-ub", "8,32", "-nopo", "0,1", "-c", "32", "-b", "32", "--chunks", "1", "--prompts", "none")
     code, out, err = run(worded, *arguments, llama=llama, cwd=tmp_path)
     assert code == 0, err
-    rows = [
-        [c.strip() for c in line.strip("|\n").split("|")] for line in out.splitlines() if line.startswith("| Vulkan")
-    ]
-    assert len(rows) == 4 and {row[-1] for row in rows} == {"yes"}
+    verdicts = [line.split("|")[-2].strip() for line in out.splitlines() if line.startswith("| Vulkan")]
+    assert verdicts == ["yes"] * 4
     assert "bitwise equal in stock and async, in 4 configurations" in out
 
 
@@ -112,12 +110,12 @@ def test_the_demo_model_has_the_perplexity_of_the_dense_model_it_was_unfolded_fr
     llama: LlamaLibrary, tmp_path: Path
 ) -> None:
     """Both on the CPU alone here, which is quick. Other experts, scales or routers move it by far more than 2 %."""
-    arguments = ("--dense", fetch.ensure_smollm2(), "-dev", "none", "-c", "128", "--prompts", "none", "-o", "json")
+    arguments = ("--dense", fetch.ensure_smollm2(), "-dev", "none", "-c", "64", "--prompts", "none", "-o", "json")
     code, out, err = run(fetch.ensure_demo_model(), *arguments, llama=llama, cwd=tmp_path)
     assert code == ExitCode.NOT_INSTRUMENTED, err
     document = json.loads(out)
     (test,) = document["tests"]
-    assert test["reference"]["scored"] == test["perplexity"]["stock"]["scored"] == 2 * 63
+    assert test["reference"]["scored"] == test["perplexity"]["stock"]["scored"] == 2 * 31
     assert test["reference"]["ratio"] == pytest.approx(1, abs=0.02)
     assert not [w for w in document["warnings"] if w["code"] == "reference_far"]
 
@@ -184,7 +182,7 @@ def verify_two(llama: LlamaLibrary, path: Path, other: Path, text: Text, **optio
     ("tensor", "layer", "expected"),
     [
         ("blk.2.ffn_gate_inp.weight", 2, "ffn_moe_logits"),
-        ("blk.1.attn_output.weight", 1, "attn_out"),
+        ("blk.1.attn_output.weight", 1, "node_"),  # llama.cpp gives it no name
         ("output.weight", None, "result_output"),
     ],
 )
@@ -198,7 +196,7 @@ def test_the_first_tensor_that_differs_is_named(
     (test,) = outcome.document["tests"]
     found = test["difference"]
     assert (found["chunk"], found["prompt"], found["stock_repeats"]) == (0, None, True)
-    assert (found["layer"], found["tensor"]) == (layer, expected)
+    assert found["layer"] == layer and found["tensor"].startswith(expected)
     assert outcome.warnings[0].message.startswith("async logits differ from stock's: chunk 0, position ")
 
 
