@@ -144,10 +144,9 @@ class Analysis:
         self.capture = capture
         self.skip = skip
         self.notes: list[str] = []
-        events = capture.events
         pids = [capture.hello_of[w].pid if w in capture.hello_of else -1 - w for w in range(len(capture.writers))]
         self.pid_of_writer: Ints = np.array(pids or [0], np.int64)
-        self._kind: dict[int, Ints] = {k: np.flatnonzero(events["kind"] == k) for k in cap.EVENT_KINDS}
+        self._kind: dict[int, Events] = {}
         self.layer_pids = {h.pid for h in capture.hellos if h.component == "layer"}
         self.tokens = self._tokens()
         self._belongs: dict[int, Ints] = {}
@@ -157,8 +156,9 @@ class Analysis:
 
     def of_kind(self, kind: int) -> Events:
         """All events of one kind, in the file's order."""
-        found: Events = self.capture.events[self._kind[kind]]
-        return found
+        if kind not in self._kind:  # a copy of 104 bytes an event, asked for many times
+            self._kind[kind] = self.capture.events[self.capture.events["kind"] == kind]
+        return self._kind[kind]
 
     def keys(self, events: Events) -> Ints:
         """One number for process and thread of each event."""

@@ -102,6 +102,8 @@ def report(  # noqa: PLR0917 -- click hands them over by name
     ending = output_file.suffix.lstrip(".") if output_file else ""
     fmt = fmt or (ending if ending in FORMATS else "md")
     tables = _tables(fmt, by, histogram, timeline or token is not None)
+    if table and compare:
+        raise UsageError("--table upstream and --compare are two comparisons", "name both captures as CAPTURES instead")
     if fmt == "csv" and len(tables) > 1:
         raise UsageError("csv holds one table", "choose one of --by, --histogram and --timeline, or another format")
     wanted = [name for name in tables if name in TABLES]

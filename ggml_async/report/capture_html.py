@@ -35,7 +35,7 @@ h3{font-size:1rem;margin-bottom:.3rem}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:right;vertical-align:top;overflow-wrap:normal}
 th:first-child,td:first-child,td.word{text-align:left}th{color:var(--dim);font-weight:600}
 td:first-child{min-width:8.5rem}td.ratio{white-space:nowrap}
-@media (max-width:30rem){th,td{padding:.25rem .35rem}table{font-size:.82rem}}
+@media (max-width:30rem){th,td{padding:.25rem .3rem}table{font-size:.8rem}td:first-child{min-width:6.5rem}td.ratio{white-space:normal}}
 details summary{cursor:pointer}details p{margin:.2rem 0 0;color:var(--dim);font-size:.85rem;white-space:normal;max-width:24rem}
 svg{display:block;width:100%;max-width:34rem;height:auto;margin:.5rem 0}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg text.small{font-size:11px;fill:var(--dim)}

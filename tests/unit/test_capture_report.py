@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from ggml_async import capture_fields
 from ggml_async.cli import main as cli
 from ggml_async.cli.report import report as command
+from ggml_async.errors import UsageError
 
 
 @pytest.fixture
@@ -167,6 +168,11 @@ def test_two_captures_are_compared(tmp_path: Path) -> None:
     assert "Compared with s" in report(ours, "--compare", stock)
     # several captures are one
     assert {a["arm"] for a in document(stock, ours)["arms"]} == {"stock", "async"}
+
+
+def test_two_comparisons_at_once_are_refused(both: Path) -> None:
+    with pytest.raises(UsageError, match="two comparisons"):
+        report(both, "--table", "upstream", "--compare", both)
 
 
 class _Page(HTMLParser):
