@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ CRAFTED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """A command that runs in this process sets up logging to a stderr that is gone after the test."""
+    loggers = [logging.getLogger(name) for name in ("ggml_async", "ggml_async.llama")]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("command", ["verify", "profile"])
 @pytest.mark.parametrize("case", CRAFTED)
 def test_a_crafted_or_truncated_file_is_one_clear_error_before_llama_cpp_sees_it_26978_27203(
@@ -99,7 +112,7 @@ def test_a_type_that_only_a_newer_ggml_may_know_is_left_to_llama_cpp_which_refus
     assert gguf_file.read(path).tensors[EXPERTS].type == 99
     with pytest.raises(GgmlAsyncError, match="could not load") as error:
         llama.load_model(path)
-    assert EXPERTS in error.value.hint and "99" in error.value.hint
+    assert path.name in error.value.message and "failed to read tensor info" in error.value.hint
 
 
 def test_the_file_that_the_crafted_ones_are_made_of_is_good(model_path: Path) -> None:

@@ -86,7 +86,9 @@ def test_small_ubatches_and_offloaded_products_are_equal_too_and_the_table_says_
     code, out, err = run(worded, *arguments, llama=llama, cwd=tmp_path)
     assert code == 0, err
     verdicts = [line.split("|")[-2].strip() for line in out.splitlines() if line.startswith("| Vulkan")]
-    assert verdicts == ["yes"] * 4
+    # llama.cpp offloads batches of 32 and more: there is nothing to read then, and that is said
+    assert verdicts == ["yes", "yes, nothing read", "yes", "yes"]
+    assert "llama.cpp computes large batches on the GPU" in err
     assert "bitwise equal in stock and async, in 4 configurations" in out
 
 
