@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import gzip
 import hashlib
 import io
 import json
@@ -87,7 +88,8 @@ class Server:
 
 def tgz(files: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+    # no time of day in it: the same files are the same archive, and have the same digest
+    with gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
