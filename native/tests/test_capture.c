@@ -262,7 +262,9 @@ static void write_to_a_full_disk(void) {
     for (int i = 0; i < 200; i++) {
         token(&w, 0);
     }
-    pause_ms(100);
+    for (int i = 0; i < 500 && !world_log_count("the capture ends here"); i++) {
+        pause_ms(10);
+    }
     token(&w, 0);
     CHECK_INT(world_log_count("the capture ends here"), 1);
     CHECK_COUNTER(w.host, "readbacks", 402);

@@ -8,8 +8,10 @@ a hang counts. A replacement that no longer applies is an error, and so is a mut
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -121,10 +123,15 @@ class Laboratory:
         failed = []
         for test in sorted((self.built / "native" / "tests").glob("test_*")):
             if test.is_file() and test.stat().st_mode & 0o100:
-                try:
-                    code = subprocess.run([test], capture_output=True, timeout=TIMEOUT, check=False).returncode
-                except subprocess.TimeoutExpired:
-                    code = 1
+                # A test runs each case in a child: one that hangs must not outlive it.
+                with subprocess.Popen(
+                    [test], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+                ) as process:
+                    try:
+                        code = process.wait(TIMEOUT)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(process.pid, signal.SIGKILL)
+                        code = 1
                 if code:
                     failed.append(test.name)
         return ", ".join(failed)

@@ -17,7 +17,7 @@ import pytest
 from integration import workload
 from integration.wheels import wheel
 
-from ggml_async import fetch
+from ggml_async import fetch, native
 from ggml_async import models as makers
 
 from . import driver
@@ -129,7 +129,7 @@ def test_llama_cpp_on_two_mock_devices_has_the_cpus_logits(
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("in_llama.py")), str(runtime), str(model)],
         capture_output=True, text=True, timeout=driver.TIMEOUT, check=False,
-        env=driver.environment(mock_options, {**mock, "PYTHONPATH": f"{driver.ROOT}:{driver.ROOT / 'tests'}"}),
+        env=driver.environment(mock_options, {**mock, "PYTHONPATH": f"{Path(native.__file__).parents[1]}:{driver.ROOT / 'tests'}"}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
