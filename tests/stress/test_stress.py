@@ -125,11 +125,14 @@ def test_llama_cpp_on_two_mock_devices_has_the_cpus_logits(
     """A mixture of experts, its experts on the CPU: llama.cpp loads the mock device from GGML_BACKEND_PATH."""
     model = tmp_path / "tiny.gguf"
     makers.make_synthetic(model, **workload.SHAPE)
-    mock = {"GGML_BACKEND_PATH": str(built / "tests" / "stress" / "libggml-mock.so"), "MOCK_DEVICES": "2"}
+    mock = {
+        "GGML_BACKEND_PATH": str(built / "tests" / "stress" / "libggml-mock.so"), "MOCK_DEVICES": "2",
+        "PYTHONPATH": f"{Path(native.__file__).parents[1]}:{driver.ROOT / 'tests'}",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("in_llama.py")), str(runtime), str(model)],
         capture_output=True, text=True, timeout=driver.TIMEOUT, check=False,
-        env=driver.environment(mock_options, {**mock, "PYTHONPATH": f"{Path(native.__file__).parents[1]}:{driver.ROOT / 'tests'}"}),
+        env=driver.environment(mock_options, mock),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
