@@ -56,6 +56,7 @@ enum { TYPE_F32 = 0, TYPE_I32 = 26, USAGE_WEIGHTS = 1, USAGE_COMPUTE = 2, DEVICE
     X(ggml_backend_sched_t, ggml_backend_sched_new, (ggml_backend_t * backends, ggml_backend_buffer_type_t * bufts, int n, size_t graph_size, bool parallel, bool op_offload)) \
     X(void, ggml_backend_sched_free, (ggml_backend_sched_t sched))                                               \
     X(void, ggml_backend_sched_reset, (ggml_backend_sched_t sched))                                              \
+    X(bool, ggml_backend_sched_reserve, (ggml_backend_sched_t sched, struct ggml_cgraph * measure_graph))        \
     X(bool, ggml_backend_sched_alloc_graph, (ggml_backend_sched_t sched, struct ggml_cgraph * graph))            \
     X(int, ggml_backend_sched_graph_compute_async, (ggml_backend_sched_t sched, struct ggml_cgraph * graph))     \
     X(void, ggml_backend_sched_synchronize, (ggml_backend_sched_t sched))                                        \

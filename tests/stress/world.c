@@ -155,6 +155,19 @@ static void fetch(struct flight * flight, int method) {
     }
 }
 
+// A scheduler that meets another graph keeps its plan of memory where the number of nodes is the same and all sizes fit,
+// though other tensors are alive at other times: ggml's allocator does not see it, and gives memory away too early.
+// Programs reserve for the graphs that they have; so do we. Splitting changes a graph: this one is for nothing else.
+static void reserve(struct flight * flight) {
+    ggml.ggml_backend_sched_reset(flight->sched);
+    built_make(&flight->built, flight->spec, flight->weights, flight->spec->evals[flight->eval].batch);
+    place(flight);
+    if (!ggml.ggml_backend_sched_reserve(flight->sched, flight->built.graph)) {
+        fail("the scheduler could not reserve memory for a graph");
+    }
+    ggml.ggml_free(flight->built.ctx);
+}
+
 static void take_off(struct flight * flight, struct flight * before) {
     const struct eval * eval = &flight->spec->evals[flight->eval];
     const bool parallel = flight->world->plan->parallel;
@@ -163,6 +176,9 @@ static void take_off(struct flight * flight, struct flight * before) {
         flight->built    = before->built;
         before->built.ctx = NULL;
     } else {
+        if (flight->eval == 0) {
+            reserve(flight);
+        }
         ggml.ggml_backend_sched_reset(flight->sched);
         built_make(&flight->built, flight->spec, flight->weights, eval->batch);
         place(flight);
