@@ -88,7 +88,8 @@ void ga_stage_synchronized(ggml_backend_t backend, int64_t t0, int64_t t1) {
         return;
     }
     struct ga_stage * stage = state->stage;
-    if (stage->step == GA_STOCK_NONE) {
+    // A readback that was left to ggml waits for its source once, itself; any other wait is not for it.
+    if (stage->step != GA_STOCK_ASKED) {
         ga_stage_land(state->queue, backend, t1 - t0);
     }
     stage->n_sync++;
