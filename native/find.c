@@ -99,7 +99,21 @@ static bool ga_holds_ggml(const char * name) {
     return holds;
 }
 
+static void ga_find_lock(void) {
+    pthread_mutex_lock(&ga_found.mutex);
+}
+
+static void ga_find_unlock(void) {
+    pthread_mutex_unlock(&ga_found.mutex);
+}
+
+static void ga_find_fork_register(void) {
+    pthread_atfork(ga_find_lock, ga_find_unlock, ga_find_unlock);
+}
+
 int ggml_async_find(char * buffer, size_t size) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, ga_find_fork_register);     // as ga_fork_guard
     struct ga_unseen unseen = { 0 };
     pthread_mutex_lock(&ga_found.mutex);
     dl_iterate_phdr(ga_collect_unseen, &unseen);

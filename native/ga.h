@@ -277,6 +277,7 @@ int     ga_fail(int status, const char * format, ...) __attribute__((format(prin
 void    ga_log(struct ga_host * host, int level, const char * format, ...) __attribute__((format(printf, 3, 4)));
 void    ga_lock(void);
 void    ga_unlock(void);
+void    ga_fork_guard(void);
 void  * ga_calloc(size_t n, size_t size);
 
 // find.c: a handle on an object that is loaded already, never a fresh load

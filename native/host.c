@@ -347,6 +347,7 @@ static int ga_host_attach_handle_locked(void * handle, const char * library) {
 
 static int ga_host_attach_handle(void * handle, const char * library) {
     ga_record_capture();
+    ga_fork_guard();
     ga_lock();
     ga_control_start_locked();
     const int  n_before = ga_host_count();

@@ -34,6 +34,17 @@ void * ga_calloc(size_t n, size_t size) {
     return calloc(n, size);
 }
 
+static void ga_fork_register(void) {
+    pthread_atfork(ga_lock, ga_unlock, ga_unlock);
+}
+
+// A child of fork has only the thread that forked: a lock that another one held would never be given back. Handlers run
+// last one first, and the capture's lock is taken inside ours: so this is called after the capture has begun.
+void ga_fork_guard(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, ga_fork_register);
+}
+
 void ga_lock(void) {
     pthread_mutex_lock(&ga_mutex);
 }
