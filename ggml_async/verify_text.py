@@ -157,7 +157,8 @@ def scored(position: int, n_ctx: int) -> bool:
 
 def nll(logits: Floats, token: int) -> float:
     """Negative log-likelihood of `token`: softmax in float32, its sum in float64, as llama-perplexity has it."""
-    shifted = logits - logits.max()
+    with np.errstate(invalid="ignore"):  # an infinite logit gives NaN, which the result shows
+        shifted = logits - logits.max()
     return math.log(float(np.exp(shifted).sum(dtype=np.float64))) - float(shifted[token])
 
 

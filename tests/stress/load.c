@@ -128,7 +128,7 @@ static void load_mock(void * handle) {
     }
     settings.max_devices = (int) mock->n_devices;
     for (uint32_t d = 0; d < mock->n_devices; d++) {
-        settings.late_uploads |= !atomic_load(&mock->options[d].no_cpy_host) && !atomic_load(&mock->options[d].no_pinned);
+        settings.late_uploads |= !options.host_faults && !atomic_load(&mock->options[d].no_cpy_host) && !atomic_load(&mock->options[d].no_pinned);
     }
 }
 

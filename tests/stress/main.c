@@ -209,7 +209,7 @@ static bool expected_counters_moved(void) {
 
 static void usage(void) {
     fail("stress (--runtime DIR | --library LOADED.so) --mock LIB --plugin LIB [--mode async|stock|off|none] [--seed N] [--graphs N]\n"
-         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--no-fork] [--no-shrink] [--never-off]");
+         "       [--seconds N] [--threads N] [--devices N] [--world N] [--expect COUNTER,...] [--no-parallel] [--no-aborts] [--no-fork] [--no-shrink] [--never-off] [--host-faults]");
 }
 
 static void read_options(int argc, char ** argv) {
@@ -217,7 +217,8 @@ static void read_options(int argc, char ** argv) {
         { "runtime", 1, NULL, 'r' }, { "library", 1, NULL, 'l' }, { "mock", 1, NULL, 'm' }, { "plugin", 1, NULL, 'p' }, { "mode", 1, NULL, 'M' },
         { "seed", 1, NULL, 's' }, { "graphs", 1, NULL, 'g' }, { "seconds", 1, NULL, 'S' }, { "threads", 1, NULL, 't' }, { "devices", 1, NULL, 'd' },
         { "world", 1, NULL, 'w' }, { "expect", 1, NULL, 'e' }, { "no-parallel", 0, NULL, 'P' }, { "no-aborts", 0, NULL, 'A' },
-        { "no-fork", 0, NULL, 'F' }, { "no-shrink", 0, NULL, 'N' }, { "never-off", 0, NULL, 'O' }, { NULL, 0, NULL, 0 },
+        { "no-fork", 0, NULL, 'F' }, { "no-shrink", 0, NULL, 'N' }, { "never-off", 0, NULL, 'O' },
+        { "host-faults", 0, NULL, 'H' }, { NULL, 0, NULL, 0 },
     };
     int option;
     optind = 1;
@@ -239,6 +240,7 @@ static void read_options(int argc, char ** argv) {
             case 'A': settings.allow_aborts   = false;                         break;
             case 'N': options.no_shrink       = true;                          break;
             case 'O': options.never_off       = true;                          break;
+            case 'H': options.host_faults     = true;                          break;
             case 'F': options.no_fork         = true;                          break;
             default:  usage();
         }

@@ -33,6 +33,7 @@ struct options {
     bool         no_fork;
     bool         no_shrink;
     bool         never_off;     // mode switches stay between stock and async
+    bool         host_faults;   // graphs that ggml gets wrong by itself are made too (settings.late_uploads)
 };
 extern struct options options;
 
