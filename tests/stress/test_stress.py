@@ -123,7 +123,7 @@ def first_difference(built: Path, runtime: Path, seed: int, mode: str) -> tuple[
 def test_host_memory_used_again_while_an_upload_reads_it_is_ggmls_and_no_worse_with_the_plugin_23321_26040(
     built: Path, runtime: Path, seed: int
 ) -> None:
-    """Several devices that read uploads late: ggml's scheduler alone gets graphs wrong, to the bit as with the plug-in."""
+    """Several devices that read uploads late: ggml alone gets graphs wrong, to the bit as with the plug-in."""
     world, line = first_difference(built, runtime, seed, "none")
     assert first_difference(built, runtime, seed, "off") == (world, line)
     assert first_difference(built, runtime, seed, "stock") == (world, line)
