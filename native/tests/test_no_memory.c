@@ -255,10 +255,29 @@ static void it_says_what_it_does_without(void) {
     }
 }
 
+// The capture's writer is a thread of its own, so which allocation is the k-th differs from run to run.
+static void a_capture_without_memory_is_none_of_the_programs_business(void) {
+    share();
+    char path[] = "/tmp/test_no_memory-XXXXXX";
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    close(fd);
+    setenv("GGML_ASYNC_CAPTURE", path, 1);
+    run(0, false);
+    CHECK(shared->attached);
+    const int n = shared->n_allocations;
+    for (int k = 1; k <= n + 4; k++) {
+        run(k, false);
+        run(k, true);
+    }
+    unlink(path);
+}
+
 static const struct test tests[] = {
     TEST(each_allocation_may_fail),
     TEST(memory_may_run_out_for_good),
     TEST(it_says_what_it_does_without),
+    TEST(a_capture_without_memory_is_none_of_the_programs_business),
 };
 
 TEST_MAIN(tests)
