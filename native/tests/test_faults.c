@@ -45,18 +45,7 @@ static void * context(void * arg) {
     for (int i = 0; i < CONTEXT_SPLITS; i++) {
         split(w, 2, 6, (int) (intptr_t) arg + i);
     }
-    // as world_close, but others' backends and buffers are alive
-    world_free_backend(&w->gpu[0], fake);
-    world_free_backend(&w->gpu[1], fake);
-    world_free_backend(&w->cpu, fake);
-    for (int i = 0; i < WORLD_SLOTS; i++) {
-        fake->tensor_free(w->src[0][i]);
-        fake->tensor_free(w->src[1][i]);
-        fake->tensor_free(w->dst[i]);
-    }
-    fake->buffer_free(w->gpu_buffer[0]);
-    fake->buffer_free(w->gpu_buffer[1]);
-    fake->buffer_free(w->cpu_buffer);
+    world_free(w);
     free(w);
     return NULL;
 }

@@ -54,17 +54,7 @@ static void * decoder(void * arg) {
         if (number % 4 == 1) {
             world_input(w, 0, 0);   // freed with a stage open
         }
-        world_free_backend(&w->gpu[0], fake);
-        world_free_backend(&w->gpu[1], fake);
-        world_free_backend(&w->cpu, fake);
-        for (int i = 0; i < WORLD_SLOTS; i++) {
-            fake->tensor_free(w->src[0][i]);
-            fake->tensor_free(w->src[1][i]);
-            fake->tensor_free(w->dst[i]);
-        }
-        fake->buffer_free(w->gpu_buffer[0]);
-        fake->buffer_free(w->gpu_buffer[1]);
-        fake->buffer_free(w->cpu_buffer);
+        world_free(w);
         free(w);
     }
     return NULL;

@@ -67,7 +67,7 @@ void world_free_backend(struct ggml_backend ** backend, struct fake * fake) {
     }
 }
 
-void world_close(struct world * w) {
+void world_free(struct world * w) {
     struct fake * fake = w->fake;
     for (int g = 0; g < WORLD_GPUS; g++) {
         world_free_backend(&w->gpu[g], fake);
@@ -88,6 +88,11 @@ void world_close(struct world * w) {
         fake->buffer_free(w->cpu_buffer);
     }
     memset(w, 0, sizeof(*w));
+}
+
+void world_close(struct world * w) {
+    struct fake * fake = w->fake;
+    world_free(w);
     CHECK_INT(fake->n_backends, 0);
     CHECK_INT(fake->n_buffers, 0);
     CHECK_INT(fake->n_gets_lost, 0);

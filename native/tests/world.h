@@ -31,7 +31,9 @@ const char *  world_path(const char * variant);
 // that device `pinned_by` has pinned, or in plain memory.
 void world_open(struct world * w, int n_gpus, int pinned_by);
 void world_backends(struct world * w, int n_gpus, int pinned_by);
-// Frees whatever is still there in llama.cpp's order (devices first), and checks that nothing of ours is left.
+// Frees whatever is still there in llama.cpp's order (devices first).
+void world_free(struct world * w);
+// And checks that nothing is left, of ours or of other worlds.
 void world_close(struct world * w);
 void world_free_backend(struct ggml_backend ** backend, struct fake * fake);
 
